@@ -151,11 +151,11 @@ except ModuleNotFoundError as missing:
         return model
 
     def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:  # noqa: ARG001
-        """Return the reference implementation as the one that will decode a model, since there are no kernels."""
+        """Return the choice of the reference backend (PyTorch's modules) for decoding, since there are no kernels."""
         return DecoderChoice.of("compiled" if device == "cpu" else "triton", NO_KERNELS)
 
     def select_decoder(model: nn.Module) -> DecoderChoice:
-        """Return the model's own PyTorch modules as the backend that decodes it, since there are no kernels."""
+        """Return the choice of the reference backend (the model's own modules), since there are no kernels."""
         on_cpu = next(model.parameters()).device.type == "cpu"
         return DecoderChoice.of("compiled" if on_cpu else "triton", NO_KERNELS)
 

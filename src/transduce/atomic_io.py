@@ -134,9 +134,10 @@ def replace_file(partial: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 digest of a file, in hexadecimal."""
+def file_sha256(path: Path, start: int = 0) -> str:
+    """Return the SHA-256 digest (hexadecimal) of a file's bytes from the byte with the index `start` to the end."""
     with path.open("rb") as file:
+        file.seek(start)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

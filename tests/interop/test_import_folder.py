@@ -66,6 +66,20 @@ def test_the_target_language_is_chosen(nllb: Path) -> None:
         opened(nllb, target_language="fra_Latn")
 
 
+def test_an_import_that_was_killed_is_no_model_and_can_be_repeated(nllb: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m"
+    import_model_folder(nllb, out)
+    with pytest.raises(TransduceError, match="holds a model already"):
+        import_model_folder(nllb, out)
+    # The state of the folder before its weights get their name.
+    (out / "model.safetensors").rename(out / ".partial-model.safetensors")
+    with pytest.raises(TransduceError, match="is incomplete"):
+        opened(out)
+    import_model_folder(nllb, out)
+    assert opened(out, source_language="en", target_language="de")("I like tea.").text
+    assert not list(out.glob(".partial-*"))
+
+
 def test_an_import_stores_the_codes_of_the_model(nllb: Path, tmp_path: Path) -> None:
     report = import_model_folder(nllb, tmp_path / "m", source_language="de", target_language="zh-CN")
     assert (report.source_language, report.target_language) == ("deu_Latn", "zho_Hans")

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from transduce.exchange.comparison import Comparison
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
-from transduce.interop.components import ExportedModel
+from transduce.interop.components import ExportedModel, max_sequence_length
 from transduce.interop.ctranslate2 import ctranslate2_obstacles
 from transduce.interop.onnx import layers as onnx_layers
-from transduce.interop.onnx.export import OnnxModel, max_sequence_length, onnx_obstacles, write_onnx
+from transduce.interop.onnx.export import OnnxModel, onnx_obstacles, write_onnx
 from transduce.model import layer_graph
 from transduce.model.config import RotaryScaling
 

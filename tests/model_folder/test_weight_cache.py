@@ -166,7 +166,7 @@ def test_auto_takes_8_bits_only_with_a_valid_proof(
     assert proof.sentences == 120
     assert [each.beam_size for each in proof.comparisons] == [1, 4]
     assert all(each.bleu_difference is not None for each in proof.comparisons)
-    prepacked = read_any_model_folder(folder, prepacked_precision="int8").prepacked
+    prepacked = read_any_model_folder(folder, prepacked=True).prepacked
     assert prepacked is not None
     for sentences, equal, difference, holds in ((120, 119, 0.05, True), (120, 118, 0.0, False), (99, 99, None, False)):
         found = [Int8Comparison(1, False, sentences), Int8Comparison(4, False, equal, difference)]
@@ -334,9 +334,9 @@ def test_a_file_is_hashed_once_for_each_version(
     folder = write_small_model()
     hashed: list[str] = []
 
-    def count(path: Path) -> str:
+    def count(path: Path, start: int) -> str:
         hashed.append(path.name)
-        return file_sha256(path)
+        return file_sha256(path, start)
 
     monkeypatch.setattr(weight_cache, "file_sha256", count)
     weights = folder / "model.safetensors"
@@ -363,9 +363,9 @@ def test_a_file_that_changed_just_now_is_hashed_again(
     read_any_model_folder(folder)
     hashed: list[str] = []
 
-    def count(path: Path) -> str:
+    def count(path: Path, start: int) -> str:
         hashed.append(path.name)
-        return file_sha256(path)
+        return file_sha256(path, start)
 
     monkeypatch.setattr(weight_cache, "file_sha256", count)
     read_any_model_folder(folder)

@@ -22,9 +22,15 @@ from transduce.errors import TransduceError, count_noun
 from transduce.inference.batching import pad
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.translator import Translator
-from transduce.interop.components import ExportedEncoder, ExportedModel, Ids
+from transduce.interop.components import (
+    ExportedEncoder,
+    ExportedModel,
+    Ids,
+    max_sequence_length,
+    split_outputs,
+    target_log_probabilities,
+)
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.onnx.export import max_sequence_length
 from transduce.model.build import Model
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder, Encoder
@@ -49,16 +55,14 @@ class OriginalModel(ExportedModel):
         self.translator = translator
         self._config = translator.model.config
 
+    @torch.inference_mode()
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
         config, device = self._config, self.translator.device
         source_ids = pad(sources, config.pad_id, device)
         inputs = pad([[config.start_id, *row] for row in targets], config.pad_id, device)
-        expected = pad([[*row, config.eos_id] for row in targets], config.pad_id, device)
-        with torch.inference_mode():
-            log_probabilities = self.translator.model(source_ids, inputs).log_softmax(dim=-1)  # (B, T, V)
-        target_values = log_probabilities.gather(-1, expected[..., None])[..., 0].tolist()
-        return [values[: len(row) + 1] for values, row in zip(target_values, targets, strict=True)]
+        logits = self.translator.model(source_ids, inputs)  # (B, T, V)
+        return target_log_probabilities(logits, targets, [0] * len(targets), config.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
@@ -88,8 +92,7 @@ class OriginalLanguageModel(ExportedModel):
         config, results = self._model.config, []
         for source, target in zip(sources, targets, strict=True):
             row = torch.tensor([[config.start_id, *source, *target]])
-            values = self._model(row)[0, len(source) :].log_softmax(dim=-1)  # (T + 1, V)
-            results.append(values.gather(-1, torch.tensor([[*target, config.eos_id]]).T)[:, 0].tolist())
+            results += target_log_probabilities(self._model(row), [target], [len(source)], config.eos_id)
         return results
 
     @torch.inference_mode()
@@ -116,20 +119,16 @@ class OriginalEncoder(ExportedEncoder):
         config = self._model.config
         types = pad(token_types, 0, _CPU) if config.token_types else None
         states, _ = self._model.encode(pad(rows, config.pad_id, _CPU), token_types=types)  # (B, L, D)
-        outputs = {"states": _without_padding(states, rows)}
+        outputs = {"states": states}
         if self._model.masked_language_head is not None:
-            outputs["logits"] = _without_padding(self._model.project(self._model.head_states(states)), rows)
+            outputs["logits"] = self._model.project(self._model.head_states(states))
         if self._model.pooler is not None:
-            outputs["pooled"] = list(self._model.pool(states).numpy())
+            outputs["pooled"] = self._model.pool(states)
         if config.token_labels:
-            outputs["classes"] = _without_padding(self._model.label_tokens(states), rows)
+            outputs["classes"] = self._model.label_tokens(states)
         elif self._model.classifier is not None:
-            outputs["classes"] = list(self._model.classify(states).numpy())
-        return outputs
-
-
-def _without_padding(tensor: torch.Tensor, rows: Ids) -> list[NDArray[Any]]:
-    return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
+            outputs["classes"] = self._model.classify(states)
+        return {name: split_outputs(tensor.numpy(), rows) for name, tensor in outputs.items()}
 
 
 # --- model to export ---
@@ -292,13 +291,13 @@ class Comparison:
     @property
     def agreement(self) -> Agreement:
         """Statistics over all compared log-probabilities (in nats) and greedy translations; at least one is needed."""
-        differences = [*self.own_differences, *self.random_differences]
+        own = [each.difference for each in self.own_differences]
+        differences = [*own, *(each.difference for each in self.random_differences)]
         return Agreement(
             sentences=len(self.agreeing),
             log_probabilities=len(differences),
-            largest_difference=max(difference.difference for difference in differences),
-            mean_difference=sum(difference.difference for difference in self.own_differences)
-            / len(self.own_differences),
+            largest_difference=max(differences),
+            mean_difference=sum(own) / len(own),
             same_translations=sum(self.agreeing),
         )
 
@@ -365,10 +364,8 @@ def _differences(
     for sentence, (ours, theirs) in enumerate(pairs, first):
         for position, (left, right) in enumerate(zip(ours, theirs, strict=True)):
             allowed = TOLERANCE * max(1.0, abs(left) / 10.0)
-            difference = abs(left - right)
-            yield _Difference(
-                math.inf if math.isnan(difference) else difference, allowed, left, right, sentence, position
-            )
+            difference = math.inf if math.isnan(left - right) else abs(left - right)
+            yield _Difference(difference, allowed, left, right, sentence, position)
 
 
 def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], theirs: Sequence[int]) -> bool:
@@ -385,8 +382,8 @@ def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], 
     """
     if list(ours) == list(theirs):
         return True
-    common = next((n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right), None)
-    position = min(len(ours), len(theirs)) if common is None else common
+    differing = (n for n, (left, right) in enumerate(zip(ours, theirs, strict=False)) if left != right)
+    position = next(differing, min(len(ours), len(theirs)))
     # The log-probabilities of a target include the end symbol's, after those of its tokens.
     after_ours, after_theirs = (
         original.log_probabilities([source], [row[: position + 1]])[0][position] for row in (ours, theirs)
@@ -398,7 +395,6 @@ def _agree(original: ExportedModel, source: Sequence[int], ours: Sequence[int], 
 # Legend: L tokens of a row, V vocabulary size, D model width, C classes.
 
 
-_ROWS_AT_ONCE = 16
 _CHOICES = ("logits", "classes")
 
 
@@ -447,7 +443,8 @@ class EncoderComparison:
     def __init__(self) -> None:
         self._worst: dict[str, _Worst] = {}
         self._largest: dict[str, float] = {}
-        self._agreeing: list[bool] = []
+        self.agreeing: list[bool] = []
+        """For each text, True if both encoders find the same most probable tokens and class, up to ties."""
 
     def add(self, name: str, ours: NDArray[Any], theirs: NDArray[Any], text: int) -> None:
         """Record how much one output of one text differs between an encoder and its export.
@@ -474,18 +471,14 @@ class EncoderComparison:
         self._worst[name] = max(worst, self._worst.get(name, worst))
         self._largest[name] = max(float(difference.max()), self._largest.get(name, 0.0))
 
-    def add_choices(self, agreeing: bool) -> None:
-        """Record for one more text whether both encoders find the same most probable tokens and class, up to ties."""
-        self._agreeing.append(agreeing)
-
     @property
     def agreement(self) -> EncoderAgreement:
         """Statistics over all compared outputs of the encoder and its export; at least one is needed."""
         return EncoderAgreement(
-            texts=len(self._agreeing),
+            texts=len(self.agreeing),
             largest_differences=dict(self._largest),
             largest_difference=max(self._largest.values()),
-            same_choices=sum(self._agreeing),
+            same_choices=sum(self.agreeing),
         )
 
     def check_equal(self, name: str) -> None:
@@ -505,10 +498,10 @@ class EncoderComparison:
                 f"of its {output} is {worst.theirs:.5f}, and the model's own is {worst.ours:.5f}; please report this "
                 "with the model's config.json."
             )
-        if not all(self._agreeing):
+        if not all(self.agreeing):
             raise TransduceError(
                 f"The export to {name} was checked and is wrong, so nothing was written: its best token or class "
-                f"differs in text {self._agreeing.index(False) + 1}; please report this with the model's config.json."
+                f"differs in text {self.agreeing.index(False) + 1}; please report this with the model's config.json."
             )
 
 
@@ -524,15 +517,15 @@ def compare_encoders(
         token_types: segment id of each token.
     """
     comparison = EncoderComparison()
-    for first in range(0, len(rows), _ROWS_AT_ONCE):
-        batch, types = rows[first : first + _ROWS_AT_ONCE], token_types[first : first + _ROWS_AT_ONCE]
+    for first in range(0, len(rows), _SENTENCES_AT_ONCE):
+        batch, types = (each[first : first + _SENTENCES_AT_ONCE] for each in (rows, token_types))
         ours, theirs = original.outputs(batch, types), exported.outputs(batch, types)
         for name in (name for name in ours if name in theirs):
             for number, (left, right) in enumerate(zip(ours[name], theirs[name], strict=True), first):
                 comparison.add(name, left, right, number)
         for number in range(len(batch)):
             both = [(ours[name][number], theirs[name][number]) for name in _CHOICES if name in ours and name in theirs]
-            comparison.add_choices(all(_same_best(left, right) for left, right in both))
+            comparison.agreeing.append(all(_same_best(left, right) for left, right in both))
     return comparison
 
 
@@ -583,8 +576,8 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
 
     Args:
         original: the model.
-        sources: the texts, of which the first 64 are used; None: those that the model's training run stored, or random
-            tokens.
+        sources: the texts, of which the first 64 are used; None: texts that the model's training run stored, or else
+            random tokens.
     """
     config, vocabulary = original.config, original.tokenizer.source
     texts, origin = _texts(original, sources)
@@ -604,36 +597,29 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
         rows = [ids[: max(1, min(len(ids) // 2, original.max_length // 2))] for ids in encoded if ids]
         max_tokens = min(_EXTRA_TOKENS, original.max_length - 1 - max(map(len, rows)))
-        return Trial(texts, origin, rows, [], ordinary, max_tokens)
-    rows = [
-        _with_special_tokens(directed, [ids], original.max_length)[0]
-        for directed, ids in zip(cycle(original.source_vocabularies), encoded, strict=False)
-    ]
-    max_tokens = min(original.max_length - 1, max(map(len, rows)) + _EXTRA_TOKENS)
+    else:
+        directed = zip(cycle(original.source_vocabularies), encoded, strict=False)
+        rows = [_with_special_tokens(each, ids, original.max_length) for each, ids in directed]
+        max_tokens = min(original.max_length - 1, max(map(len, rows)) + _EXTRA_TOKENS)
     return Trial(texts, origin, rows, [], ordinary, max_tokens)
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
     """Return for each text a list of the token ids, with special tokens, that an exported tokenizer must produce.
 
-    The ids are those of the original model's tokenizer. If the model has several target languages, the texts take them
+    The original model's tokenizer makes the ids. If the model has several target languages, the texts take them
     in turn.
     """
     vocabulary, config = original.tokenizer.source, original.config
-    if isinstance(original.tokenizer, ImportedTokenizer):
-        encoded = vocabulary.encode_batch(texts)
-        # A prompt is continued, so no end symbol follows it.
-        return [
-            [*vocabulary.before, *ids] if config.kind == "decoder" else vocabulary.with_special_tokens(ids)
-            for ids in encoded
-        ]
-    special_tokens = find_special_tokens(vocabulary)
+    is_imported = isinstance(original.tokenizer, ImportedTokenizer)
+    special_tokens = None if is_imported else find_special_tokens(vocabulary)
     if config.kind == "encoder" and special_tokens is not None:
         return [[special_tokens.cls, *encode_masked(vocabulary, text), special_tokens.sep] for text in texts]
-    if config.kind == "decoder":
-        return [[config.start_id, *ids] for ids in vocabulary.encode_batch(texts)]
     encoded = vocabulary.encode_batch(texts)
-    directed = cycle(original.source_vocabularies)
+    if config.kind == "decoder":  # a prompt is continued, so no end symbol follows it
+        start = vocabulary.before if is_imported else (config.start_id,)
+        return [[*start, *ids] for ids in encoded]
+    directed = cycle([vocabulary] if is_imported else original.source_vocabularies)
     return [each.with_special_tokens(ids) for each, ids in zip(directed, encoded, strict=False)]
 
 
@@ -670,13 +656,12 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     return list(filter(is_alike, texts))
 
 
-def _with_special_tokens(vocabulary: Vocabulary, rows: Ids, max_length: int) -> list[list[int]]:
-    """Return for each source a list of its token ids with the vocabulary's special tokens, such as the end symbol.
+def _with_special_tokens(vocabulary: Vocabulary, ids: Sequence[int], max_length: int) -> list[int]:
+    """Return a list of a source's token ids with the vocabulary's special tokens, such as the end symbol.
 
-    The text's own tokens are truncated so that each result has at most `max_length` ids.
+    The text's own tokens are truncated so that the result has at most `max_length` ids.
     """
-    max_tokens = max_length - len(vocabulary.before) - len(vocabulary.after)
-    return [vocabulary.with_special_tokens(row[:max_tokens]) for row in rows]
+    return vocabulary.with_special_tokens(ids[: max_length - len(vocabulary.before) - len(vocabulary.after)])
 
 
 def _encoder_row(vocabulary: Vocabulary, text: str, max_length: int, special_tokens: SpecialTokens | None) -> list[int]:
@@ -710,8 +695,9 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
         A list with the translation of each sentence; "" for a blank one.
     """
     max_length = max_sequence_length(translator.model.config)
-    encoded = translator.tokenizer.source.encode_batch(sentences)
-    sources = _with_special_tokens(translator.tokenizer.source, encoded, max_length)
+    vocabulary = translator.tokenizer.source
+    encoded = vocabulary.encode_batch(sentences)
+    sources = [_with_special_tokens(vocabulary, ids, max_length) for ids in encoded]
     by_length = sorted((number for number, ids in enumerate(encoded) if ids), key=lambda number: len(sources[number]))
     texts = [""] * len(sentences)
     for first in range(0, len(by_length), _TEXTS_AT_ONCE):

@@ -19,13 +19,13 @@ from transduce.exchange.comparison import (
     Original,
     OriginalEncoder,
     OriginalModel,
+    Trial,
     choose_trial,
     compare_encoders,
     compare_models,
     translate_greedily,
 )
 from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
-from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedEncoder, ExportedModel
 from transduce.machine import detect_machine
 from transduce.model.build import Model
@@ -132,7 +132,11 @@ def export(
             f"An export to {to} stores weights as {', '.join(exporter.quantizations)}, but not as `{quantization}`."
         )
     with _temporary_folder(out) as temporary:
-        return _Export(exporter, original, temporary, sources, references).make(to, quantization, out)
+        report = _export(exporter, temporary, quantization, sources, references)
+        report = msgspec.structs.replace(report, out=str(out))
+        exporter.describe(temporary, report.measured())
+        _rename_complete(temporary, out)
+    return report
 
 
 def _select_directions(
@@ -168,98 +172,75 @@ def _select_directions(
     return msgspec.structs.replace(content, directions=chosen)
 
 
-class _Export:
-    """An export in progress: the model, the writer of the format, the temporary folder, and the texts to compare on."""
+def _export(
+    exporter: Exporter,
+    folder: Path,
+    quantization: str,
+    sources: Sequence[str] | None,
+    references: Sequence[str] | None,
+) -> ExportReport:
+    """Write an export to an empty folder, compare it with the model, score it, and return the report.
 
-    def __init__(
-        self,
-        exporter: Exporter,
-        original: Original,
-        temporary: Path,
-        sources: Sequence[str] | None,
-        references: Sequence[str] | None,
-    ) -> None:
-        self.exporter = exporter
-        self.original = original
-        self.temporary = temporary
-        self.sources = sources
-        self.references = references
-        self.trial = choose_trial(original, sources)
+    Weights are quantized only after the float32 export was found correct.
 
-    def make(self, to: str, quantization: str, out: Path) -> ExportReport:
-        """Write the export, compare it with the model, score it, and only then rename its folder to `out`.
+    Raises:
+        TransduceError: the format does not support the model, or the export computes something else.
+    """
+    original = exporter.original
+    trial, quantized, scores = choose_trial(original, sources), None, dict[str, ScoreReport]()
+    exported, comparison = _write_and_compare(exporter, folder, "float32", trial)
+    comparison.check_equal(exporter.title)
+    unquantized = comparison.agreement
+    if quantization != "float32":
+        shutil.rmtree(folder)
+        folder.mkdir()
+        exported, comparison = _write_and_compare(exporter, folder, quantization, trial)
+        assert isinstance(comparison, Comparison)  # only models that generate text are quantized
+        comparison.check_close(f"{exporter.title} with {quantization}")
+        quantized = comparison.agreement
+    if references is not None and original.translator is not None:
+        assert isinstance(exported, ExportedModel)
+        models: dict[str, ExportedModel] = {
+            "model_scores": OriginalModel(original.translator),
+            "export_scores": exported,
+        }
+        scores = {
+            name: score(
+                translate_greedily(model, original.translator, sources or []),
+                references,
+                target_language=original.translator.target_language,
+                decoding={"beam_size": 1},
+            )
+            for name, model in models.items()
+        }
+    return ExportReport(
+        format=exporter.name,
+        quantization=quantization,
+        out=str(folder),
+        bytes=sum(path.stat().st_size for path in folder.iterdir()),
+        compared_on=trial.origin,
+        float32=unquantized,
+        quantized=quantized,
+        **scores,
+    )
 
-        Weights are quantized only after the float32 export was found correct.
 
-        Args:
-            to: name of the format, for the report.
-            quantization: storage type of the weights.
-            out: the final folder.
+def _write_and_compare(
+    exporter: Exporter, folder: Path, quantization: str, trial: Trial
+) -> tuple[ExportedModel | ExportedEncoder, Comparison | EncoderComparison]:
+    """Write an export to an empty folder; return the export, opened for running, and its comparison with the original.
 
-        Returns:
-            The report of the comparison.
-
-        Raises:
-            TransduceError: the format does not support the model, or the export computes something else.
-        """
-        model = self._write("float32")
-        comparison = self._compare(model)
-        comparison.check_equal(self.exporter.title)
-        unquantized, quantized = comparison.agreement, None
-        if quantization != "float32":
-            shutil.rmtree(self.temporary)
-            self.temporary.mkdir()
-            model = self._write(quantization)
-            comparison = self._compare(model)
-            assert isinstance(comparison, Comparison)  # only models that generate text are quantized
-            comparison.check_close(f"{self.exporter.title} with {quantization}")
-            quantized = comparison.agreement
-        own_scores, scores = self._scores(model)
-        report = ExportReport(
-            format=to,
-            quantization=quantization,
-            out=str(out),
-            bytes=sum(path.stat().st_size for path in self.temporary.iterdir()),
-            compared_on=self.trial.origin,
-            float32=unquantized,
-            quantized=quantized,
-            model_scores=own_scores,
-            export_scores=scores,
-        )
-        self.exporter.describe(self.temporary, report.measured())
-        _rename_complete(self.temporary, out)
-        return report
-
-    def _write(self, quantization: str) -> ExportedModel | ExportedEncoder:
-        self.exporter.write(self.temporary, quantization)
-        return self.exporter.open(self.temporary, self.trial.texts)
-
-    def _compare(self, model: ExportedModel | ExportedEncoder) -> Comparison | EncoderComparison:
-        original, trial = self.original.as_exported_model(), self.trial
-        if isinstance(original, OriginalEncoder):
-            assert isinstance(model, ExportedEncoder)
-            return compare_encoders(original, model, trial.rows, trial.token_types)
-        assert isinstance(model, ExportedModel)
-        return compare_models(original, model, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
-
-    def _scores(self, model: ExportedModel | ExportedEncoder) -> tuple[ScoreReport | None, ScoreReport | None]:
-        """Return a pair: BLEU and chrF of greedy translations by the original, and of those by the export.
-
-        Both are None without references, or if the model does not translate.
-        """
-        translator = self.original.translator
-        if self.references is None or self.sources is None or translator is None:
-            return None, None
-        assert isinstance(model, ExportedModel)
-        return self._score(OriginalModel(translator), translator), self._score(model, translator)
-
-    def _score(self, model: ExportedModel, translator: Translator) -> ScoreReport:
-        return score(
-            translate_greedily(model, translator, self.sources or []),
-            self.references or [],
-            target_language=translator.target_language,
-            decoding={"beam_size": 1},
-        )
+    Raises:
+        TransduceError: the format does not support the model, or its tokenizer splits a text otherwise.
+    """
+    exporter.write(folder, quantization)
+    exported, original = exporter.open(folder, trial.texts), exporter.original.as_exported_model()
+    if isinstance(original, OriginalEncoder):
+        assert isinstance(exported, ExportedEncoder)
+        return exported, compare_encoders(original, exported, trial.rows, trial.token_types)
+    assert isinstance(exported, ExportedModel)
+    compared = compare_models(original, exported, trial.rows, tokens=trial.tokens, max_tokens=trial.max_tokens)
+    return exported, compared
 
 
 # --- all or nothing ---

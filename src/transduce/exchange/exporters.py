@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from transduce.atomic_io import write_json
+from transduce.atomic_io import json_bytes
 from transduce.errors import TransduceError
 from transduce.exchange.comparison import Original, comparable_texts, expected_token_ids, exported_texts
-from transduce.interop.components import ExportedEncoder, ExportedModel, check_components
+from transduce.interop.components import ExportedEncoder, ExportedModel, check_components, max_sequence_length
 from transduce.interop.ctranslate2 import (
     QUANTIZATIONS,
     CTranslate2LanguageModel,
@@ -41,7 +41,6 @@ from transduce.interop.onnx.export import (
     OnnxEncoder,
     OnnxLanguageModel,
     OnnxModel,
-    max_sequence_length,
     onnx_obstacles,
     write_onnx,
 )
@@ -65,7 +64,6 @@ from transduce.model_folder.write import (
     read_original_tokenizer,
     with_added_tokens,
     write_model_folder,
-    write_original_tokenizer,
 )
 from transduce.text.vocabulary import CONTEXT_SEPARATOR
 
@@ -290,13 +288,13 @@ class Exporter(ABC):
         name, title, config = self.name, self.subject, self.original.config
         registered = [each for each, names in REGISTERED_NAMES.items() if getattr(config, each) in names]
         if registered:
-            values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in registered)
+            values = _shown_settings(config, registered)
             raise TransduceError(
                 f"{title} cannot compute a model with {values}, a component of your own, which only PyTorch computes: "
                 "translate with transduce and `--plugin`."
             )
         if obstacles := self.obstacles(config):
-            values = ", ".join(f"`model.{setting}` = {_value(config, setting)}" for setting in obstacles)
+            values = _shown_settings(config, obstacles)
             fitting = ", ".join(f"`model.{setting}` = {_as_toml(value)}" for setting, value in (remedy or {}).items())
             alternative = f", or train one with {fitting}" if fitting else ""
             raise TransduceError(
@@ -350,11 +348,8 @@ class CTranslate2Exporter(Exporter):
     @override
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel:
         original = self.original
-        if isinstance(original.model, Decoder):
-            return CTranslate2LanguageModel(
-                folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads
-            )
-        return CTranslate2Model(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
+        exported = CTranslate2LanguageModel if isinstance(original.model, Decoder) else CTranslate2Model
+        return exported(folder, original.tokenizer, start_id=original.config.start_id, threads=original.threads)
 
 
 class OnnxExporter(Exporter):
@@ -377,8 +372,8 @@ class OnnxExporter(Exporter):
         self._check_settings()
         write_onnx(self.original.model, folder)
         _write_vocabularies(self.original, folder)
-        for name, text in _task_document(self.original.folder).items():
-            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        if (card := find_task_card(self.original.folder)) is not None:
+            (folder / TASK_CARD).write_text(card.text(), encoding="utf-8", newline="\n")
 
     @override
     def open(self, folder: Path, texts: Sequence[str]) -> ExportedModel | ExportedEncoder:
@@ -417,6 +412,11 @@ class HuggingFaceExporter(Exporter):
         }
         if original.directions:
             documents[DIRECTIONS] = directions_text(original.directions)
+        files = dict[str, bytes]()
+        if isinstance(tokenizer, ImportedTokenizer):
+            files = with_added_tokens(read_original_tokenizer(original.folder, original.languages), tokenizer)
+            if not has_original_tokenizer(original.folder):
+                files |= {name: json_bytes(content) for name, content in pipeline_files(tokenizer).items()}
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
@@ -424,14 +424,9 @@ class HuggingFaceExporter(Exporter):
             tokenizer=tokenizer,
             languages=original.languages,
             documents=documents | kept_documents(original.folder),
+            files=files,
             max_positions=hugging_face_context(original.folder),
         )
-        if isinstance(tokenizer, ImportedTokenizer):
-            files = read_original_tokenizer(original.folder, original.languages)
-            write_original_tokenizer(folder, with_added_tokens(files, tokenizer))
-            if not has_original_tokenizer(original.folder):
-                for name, content in pipeline_files(tokenizer).items():
-                    write_json(folder / name, content)
 
     def _check_tokenizer(self) -> None:
         original = self.original
@@ -448,10 +443,11 @@ class HuggingFaceExporter(Exporter):
                 f"reads alike: {alternatives}."
             )
         if is_imported:
+            base = read_run_setting(original.folder, "init_from", str) or "the folder that it came from"
             raise TransduceError(
                 f"The tokenizer in {original.folder} was imported, and its own files are not there: copy "
                 "tokenizer_config.json and the vocabulary (tokenizer.json, or a sentencepiece model with vocab.json) "
-                f"from {_base_folder(original.folder)} to {original.folder}, or {alternatives}."
+                f"from {base} to {original.folder}, or {alternatives}."
             )
         if original.tokenizer.joint:
             raise TransduceError(
@@ -524,7 +520,7 @@ def _check_vocabulary(tokenizer: ImportedTokenizer, ids: Mapping[str, int]) -> l
         TransduceError: a symbol is missing, or a token has another id.
     """
     record = tokenizer.record.source
-    symbols = [each if isinstance(each, str) else each.text for each in record.symbols]
+    symbols = [symbol.text for symbol in record.all_symbols()]
     for token, id in record.ids.items():
         found = ids.get(token, None if token in symbols else id)
         if found != id:
@@ -562,12 +558,13 @@ def formats_for(config: ModelConfig) -> list[str]:
     return [name for name, exporter in _EXPORTERS.items() if not exporter.obstacles(config)]
 
 
-def _value(config: ModelConfig, setting: str) -> str:
-    """Return the value of a model's setting in TOML notation, for a message.
+def _shown_settings(config: ModelConfig, names: Sequence[str]) -> str:
+    """Return the values of some of a model's settings in TOML notation, for a message.
 
     A setting that follows from others (None) is shown with the value that it has.
     """
-    return _as_toml(effective_settings(config)[setting])
+    settings = effective_settings(config)
+    return ", ".join(f"`model.{name}` = {_as_toml(settings[name])}" for name in names)
 
 
 def _as_toml(value: object) -> str:
@@ -587,39 +584,16 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
     """Write the tokenizer of the original model into the folder of an export.
 
     An imported tokenizer is saved as foreign_tokenizer.json; otherwise the sentencepiece files are copied.
+
+    Raises:
+        TransduceError: a file is a link that leads out of the model's folder.
     """
     if isinstance(original.tokenizer, ImportedTokenizer):
         original.tokenizer.save(folder)
-    else:
-        _copy(original.folder, folder, VOCABULARIES)
-
-
-def _base_folder(folder: Path) -> str:
-    """Return the folder of the base model that a training run's settings name, as text for a message.
-
-    Without such a setting, the text is "the folder that it came from".
-    """
-    return read_run_setting(folder, "init_from", str) or "the folder that it came from"
-
-
-def _task_document(folder: Path) -> dict[str, str]:
-    """Return a dict from the file name of a model folder's task card (task and labels) to its text.
-
-    The dict is empty if the folder has no task card.
-    """
-    card = find_task_card(folder)
-    return {} if card is None else {TASK_CARD: card.text()}
-
-
-def _copy(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Copy the named files from one folder to another, as far as they exist.
-
-    Raises:
-        TransduceError: a file is a link that leads out of the source folder.
-    """
-    for name in names:
-        if (source / name).is_file():
-            shutil.copyfile(file_inside(source, name), target / name)
+        return
+    for name in VOCABULARIES:
+        if (original.folder / name).is_file():
+            shutil.copyfile(file_inside(original.folder, name), folder / name)
 
 
 def _describe_context(folder: Path) -> str:

@@ -27,7 +27,7 @@ from transduce.model_folder.read import (
     was_saved_by_transformers,
 )
 from transduce.model_folder.safety import file_inside
-from transduce.model_folder.write import read_original_tokenizer, to_toml, write_model_folder, write_original_tokenizer
+from transduce.model_folder.write import read_original_tokenizer, to_toml, was_interrupted, write_model_folder
 from transduce.search.settings import SearchSettings
 
 
@@ -70,7 +70,7 @@ def import_model_folder(
 
     Args:
         folder: a folder with config.json, model.safetensors and the tokenizer's files.
-        out: the folder to create; it must not hold a model.
+        out: the folder to create; it must not hold a model, except one that an interrupted import left incomplete.
         source_language: default source language, for models with language tags; None: as the folder specifies.
         target_language: default target language, for models with language tags; None: as the folder specifies.
 
@@ -83,7 +83,7 @@ def import_model_folder(
     folder, out = as_path(folder, "The model's folder"), as_path(out, "The folder to make")
     is_resaved = was_saved_by_transformers(folder)
     model_type = "transduce" if is_resaved else check_hugging_face_folder(folder)
-    if (out / "config.json").exists():
+    if (out / "config.json").exists() and not was_interrupted(out):
         raise TransduceError(f"{out} holds a model already: name another folder.")
     weights: Mapping[str, Tensor]
     if is_resaved:
@@ -123,9 +123,9 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
+        files=tokenizer_files,
         max_positions=max_positions,
     )
-    write_original_tokenizer(out, tokenizer_files)
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None
     return ImportReport(
         folder=str(out),
@@ -140,7 +140,7 @@ def import_model_folder(
 
 
 def _settings(search: SearchSettings) -> str:
-    """Return search settings as the text of a settings.toml (TOML), without those that have their default value."""
+    """Return search settings as the text of a settings.toml (TOML); a setting with its default value is left out."""
     defaults = msgspec.to_builtins(SearchSettings())
     values = msgspec.to_builtins(search)
     generate = {name: value for name, value in values.pop("generate").items() if value not in (None, [])}

@@ -211,7 +211,7 @@ def prove_int8(
             difference = round(bleus[0] - bleus[1], 3)
         equal = sum(one == other for one, other in zip(exact, rounded, strict=True))
         comparisons.append(Int8Comparison(search.beam_size, search.sampling is not None, equal, difference))
-    prepacked = read_any_model_folder(folder, prepacked_precision="int8").prepacked
+    prepacked = read_any_model_folder(folder, prepacked=True).prepacked
     if prepacked is None:
         raise TransduceError(f"The 8-bit weights of {folder} have changed meanwhile: try again.")
     return write_proof(prepacked, len(sources), comparisons)

@@ -146,8 +146,8 @@ def parts_missing_terms(
 ) -> list[TextPart]:
     """Return a list of the parts (sentences) to search again, with their glossary terms as further required phrases.
 
-    A part is searched again if each alternative of its translation lacks a term. Of many terms, only the first are
-    required: at most 64 tokens, and as many as `max_length` allows.
+    A part is searched again if each alternative of its translation lacks a term. If a part has many terms, only the
+    first are required: those that fit into 64 tokens and into `max_length`.
 
     Args:
         parts: parts of sentences.

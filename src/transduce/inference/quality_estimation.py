@@ -398,7 +398,8 @@ def _unknown(translation: Translation) -> str | None:
 def nats_per_token(translation: Translation, terms: Sequence[str] = ()) -> float:
     """Return the mean negative log-probability of the best alternative's tokens, in nats; 0 without tokens.
 
-    The tokens of glossary terms do not count, because the model would not have written them.
+    Tokens that spell any of `terms`, the texts of glossary terms, do not count, nor does the token after each: the
+    model would not have written them.
     """
     best = translation.alternatives[0]
     term_positions = _token_positions(best.tokens, terms)

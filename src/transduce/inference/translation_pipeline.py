@@ -95,7 +95,8 @@ class TranslationPipeline:
             TransduceError: an option is out of range.
         """
         max_length = None if max_length is None else as_integer(max_length, "max_length", minimum=2)
-        search = self._search(
+        search = override_with_warnings(
+            self.translator.search,
             {
                 "beam_size": num_beams,
                 "n_best": num_return_sequences,
@@ -104,16 +105,13 @@ class TranslationPipeline:
                 if min_length is None
                 else max(0, as_integer(min_length, "min_length", minimum=0) - 1),
                 "no_repeated_ngrams": no_repeat_ngram_size,
-            }
+            },
         )
         translations = self._translate(as_texts(inputs), search)
         answers = [self._answers(each, return_text=return_text, return_tensors=return_tensors) for each in translations]
         if isinstance(inputs, str):
             return answers[0]
         return answers if num_return_sequences > 1 else [each[0] for each in answers]
-
-    def _search(self, options: dict[str, int | None]) -> SearchSettings:
-        return override_with_warnings(self.translator.search, options)
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
         """Translate texts, and return a `Translation` of each; if `max_length` makes one empty, search again for it.

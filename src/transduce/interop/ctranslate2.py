@@ -7,6 +7,7 @@ Legend: B batch, V vocabulary, D model width.
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,15 +110,14 @@ def write_ctranslate2(
     if isinstance(model, Decoder):
         spec = _language_model_specification(model)
         spec.register_vocabulary(_tokens(target))
-        settings = spec.config
     else:
         spec = _specification(model)
         spec.register_source_vocabulary(_tokens(tokenizer.source))
         spec.register_target_vocabulary(_tokens(target))
-        settings = spec.config
-        settings.decoder_start_token = target.token(model.config.start_id)
+        spec.config.decoder_start_token = target.token(model.config.start_id)
         # An imported tokenizer may add more special tokens than the end symbol, so callers add them.
-        settings.add_source_eos = not isinstance(tokenizer, ImportedTokenizer)
+        spec.config.add_source_eos = not isinstance(tokenizer, ImportedTokenizer)
+    settings = spec.config
     settings.unk_token = target.token(target.unk_id)
     settings.eos_token = settings.bos_token = target.token(target.eos_id)
     settings.layer_norm_epsilon = model.config.norm_epsilon
@@ -144,10 +144,7 @@ def _specification(model: Transformer) -> Any:
     _set_embedding(decoder, decoder.embeddings, model.target_embedding, model.target_weight, config)
     if config.has_final_norm:
         _set_norm(encoder.layer_norm, model.encoder_norm)
-        _set_norm(decoder.layer_norm, model.decoder_norm)
-    _set_linear(decoder.projection, _output(model))
-    if config.output_scale != 1.0:
-        decoder.scale_outputs = config.output_scale
+    _set_output(decoder, model, model.decoder_norm)
     for spec, layer in zip(encoder.layer, encoder_layers_of(model), strict=True):
         _set_encoder_layer(spec, layer, model.encoder_positions)
     for spec, decoder_layer in zip(decoder.layer, decoder_layers_of(model), strict=True):
@@ -162,11 +159,7 @@ def _language_model_specification(model: Decoder) -> Any:
         config.num_decoder_layers, config.num_heads, with_encoder_attention=False, **_stack_settings(config)
     )
     _set_embedding(decoder, decoder.embeddings, model.embedding, model.source_weight, config)
-    if config.has_final_norm:
-        _set_norm(decoder.layer_norm, model.norm)
-    _set_linear(decoder.projection, _output(model))
-    if config.output_scale != 1.0:
-        decoder.scale_outputs = config.output_scale
+    _set_output(decoder, model, model.norm)
     for spec, layer in zip(decoder.layer, each_layer(model.layers, config.num_decoder_layers), strict=True):
         _set_encoder_layer(spec, cast(EncoderLayer, layer), model.positions)
     return specs.TransformerDecoderModelSpec(decoder)
@@ -196,8 +189,13 @@ def _stack_settings(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _output(model: VocabularyModel) -> Linear:
-    return Linear(model.output_weight.detach(), None if model.output_bias is None else model.output_bias.detach())
+def _set_output(decoder: Any, model: VocabularyModel, norm: nn.Module) -> None:
+    if model.config.has_final_norm:
+        _set_norm(decoder.layer_norm, norm)
+    bias = None if model.output_bias is None else model.output_bias.detach()
+    _set_linear(decoder.projection, Linear(model.output_weight.detach(), bias))
+    if model.config.output_scale != 1.0:
+        decoder.scale_outputs = model.config.output_scale
 
 
 def _set_embedding(stack: Any, spec: Any, embedding: Embedding, weight: Tensor, config: ModelConfig) -> None:
@@ -214,12 +212,10 @@ def _set_embedding(stack: Any, spec: Any, embedding: Embedding, weight: Tensor, 
 def _set_encoder_layer(spec: Any, layer: EncoderLayer | DecoderLayer, positions: StackPositions) -> None:
     _set_self_attention(spec.self_attention, layer.self_attention, positions)
     _set_feed_forward(spec.ffn, layer.feed_forward)
-    if has_sandwich_norm(layer.self_attention_residual):
-        _set_both_norms(spec.input_layer_norm, spec.post_attention_layer_norm, layer.self_attention_residual)
-        _set_both_norms(spec.pre_feedforward_layer_norm, spec.post_feedforward_layer_norm, layer.feed_forward_residual)
-    else:
-        _set_only_norm(spec.self_attention.layer_norm, layer.self_attention_residual)
-        _set_only_norm(spec.ffn.layer_norm, layer.feed_forward_residual)
+    names = "self_attention.layer_norm", "input_layer_norm", "post_attention_layer_norm"
+    _set_norms(spec, layer.self_attention_residual, *names)
+    names = "ffn.layer_norm", "pre_feedforward_layer_norm", "post_feedforward_layer_norm"
+    _set_norms(spec, layer.feed_forward_residual, *names)
 
 
 def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions) -> None:
@@ -228,13 +224,8 @@ def _set_decoder_layer(spec: Any, layer: DecoderLayer, positions: StackPositions
     _set_linear(spec.attention.linear[0], projections.query)
     _set_linear(spec.attention.linear[1], join([projections.key, projections.value]))
     _set_linear(spec.attention.linear[2], projections.output)
-    residual = layer.memory_attention_residual
-    if has_sandwich_norm(residual):
-        _set_both_norms(
-            spec.external_pre_encoder_attention_layer_norm, spec.external_post_encoder_attention_layer_norm, residual
-        )
-    else:
-        _set_only_norm(spec.attention.layer_norm, residual)
+    sandwich = "external_pre_encoder_attention_layer_norm", "external_post_encoder_attention_layer_norm"
+    _set_norms(spec, layer.memory_attention_residual, "attention.layer_norm", *sandwich)
 
 
 def _set_self_attention(spec: Any, attention: MultiHeadAttention, positions: StackPositions) -> None:
@@ -259,14 +250,22 @@ def _set_feed_forward(spec: Any, feed_forward: FeedForward | GatedFeedForward) -
     _set_linear(spec.linear_1, linear_weights(feed_forward.outer))
 
 
-def _set_both_norms(before: Any, after: Any, residual: Residual) -> None:
-    _set_norm(before, residual.norm_before)
-    _set_norm(after, residual.norm_after)
+def _set_norms(spec: Any, residual: Residual, only: str, before: str, after: str) -> None:
+    """Set the norms around a sub-layer in CTranslate2's specification of a layer.
 
-
-def _set_only_norm(spec: Any, residual: Residual) -> None:
-    before = not isinstance(residual.norm_before, nn.Identity)
-    _set_norm(spec, residual.norm_before if before else residual.norm_after)
+    Args:
+        spec: the specification.
+        residual: the norms of the model's sub-layer.
+        only: the attribute of the specification that holds the only norm of a sub-layer with one norm.
+        before: the attribute for the norm before the sub-layer, if there are two.
+        after: the attribute for the norm after the sub-layer, if there are two.
+    """
+    if has_sandwich_norm(residual):
+        _set_norm(getattr(spec, before), residual.norm_before)
+        _set_norm(getattr(spec, after), residual.norm_after)
+    else:
+        is_after = isinstance(residual.norm_before, nn.Identity)
+        _set_norm(attrgetter(only)(spec), residual.norm_after if is_after else residual.norm_before)
 
 
 def _set_norm(spec: Any, norm: nn.Module) -> None:

@@ -7,7 +7,7 @@ sines and cosines, the import permutes the dimensions of the residual stream, wh
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -24,48 +24,16 @@ Style = Literal["torch", "annotated", "separate", "blocks", "transduce", "karpat
 
 # This package's parameter name within a layer, and the names of the tensors that form the parameter.
 _Layer = dict[str, tuple[str, ...]]
-_TORCH_LAYER: _Layer = {
-    "self_attention.projection.{p}": ("self_attn.in_proj_{p}",),
-    "self_attention.output.{p}": ("self_attn.out_proj.{p}",),
-    "memory_attention.projection.{p}": ("multihead_attn.in_proj_{p}",),
-    "memory_attention.output.{p}": ("multihead_attn.out_proj.{p}",),
-    "feed_forward.inner.{p}": ("linear1.{p}",),
-    "feed_forward.outer.{p}": ("linear2.{p}",),
-    "self_attention_residual.{norm}.{p}": ("norm1.{p}",),
-}
-_TORCH_ENCODER = _TORCH_LAYER | {"feed_forward_residual.{norm}.{p}": ("norm2.{p}",)}
-_TORCH_DECODER = _TORCH_LAYER | {
-    "memory_attention_residual.{norm}.{p}": ("norm2.{p}",),
-    "feed_forward_residual.{norm}.{p}": ("norm3.{p}",),
-}
-_ANNOTATED_LAYER: _Layer = {
-    "self_attention.projection.{p}": tuple(f"self_attn.linears.{number}.{{p}}" for number in range(3)),
-    "self_attention.output.{p}": ("self_attn.linears.3.{p}",),
-    "memory_attention.projection.{p}": tuple(f"src_attn.linears.{number}.{{p}}" for number in range(3)),
-    "memory_attention.output.{p}": ("src_attn.linears.3.{p}",),
-    "feed_forward.inner.{p}": ("feed_forward.w_1.{p}",),
-    "feed_forward.outer.{p}": ("feed_forward.w_2.{p}",),
-    "self_attention_residual.{norm}.{p}": ("sublayer.0.norm.{p}",),
-}
-_ANNOTATED_ENCODER = _ANNOTATED_LAYER | {"feed_forward_residual.{norm}.{p}": ("sublayer.1.norm.{p}",)}
-_ANNOTATED_DECODER = _ANNOTATED_LAYER | {
-    "memory_attention_residual.{norm}.{p}": ("sublayer.1.norm.{p}",),
-    "feed_forward_residual.{norm}.{p}": ("sublayer.2.norm.{p}",),
-}
-_FEED_FORWARD_LIST = {
-    "feed_forward.inner.{p}": ("pos_ffn.fc.0.{p}",),
-    "feed_forward.outer.{p}": ("pos_ffn.fc.2.{p}",),
-    "feed_forward_residual.{norm}.{p}": ("pos_ffn.layer_norm.{p}",),
-}
 
 
 def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, norm: str) -> _Layer:
-    """Map this package's parameter names of an attention to those of a tutorial's, which has four linear layers.
+    """Map this package's names of an attention's parameters to a tutorial's names.
 
     Args:
         ours: prefix of this package's names, such as `self_attention`.
         theirs: prefix of the tutorial's names.
-        projections: the tutorial's names of the query, key and value projections.
+        projections: the tutorial's names of the query, key and value projections, or of the one that joins them, with
+            `{p}` for weight or bias.
         output: its name of the output projection.
         norm: its full name of the sub-layer's norm.
 
@@ -74,36 +42,36 @@ def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, 
         `{norm}` for the norm's name.
     """
     return {
-        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}.{{p}}" for name in projections),
+        f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}" for name in projections),
         f"{ours}.output.{{p}}": (f"{theirs}.{output}.{{p}}",),
         f"{ours}_residual.{{norm}}.{{p}}": (f"{norm}.{{p}}",),
     }
 
 
-def _separate(ours: str, theirs: str) -> _Layer:
-    return _attention(ours, theirs, ("W_Q", "W_K", "W_V"), "fc", f"{theirs}.layer_norm")
-
-
-def _block(ours: str, theirs: str, norm: str) -> _Layer:
-    return _attention(ours, theirs, ("W_q", "W_k", "W_v"), "W_o", f"{norm}.ln")
-
-
-def _block_feed_forward(norm: str) -> _Layer:
+def _feed_forward(inner: str, outer: str, norm: str) -> _Layer:
+    """Map this package's names of a feed-forward network's parameters to a tutorial's, in a dict as of `_attention`."""
     return {
-        "feed_forward.inner.{p}": ("ffn.dense1.{p}",),
-        "feed_forward.outer.{p}": ("ffn.dense2.{p}",),
-        "feed_forward_residual.{norm}.{p}": (f"{norm}.ln.{{p}}",),
+        "feed_forward.inner.{p}": (f"{inner}.{{p}}",),
+        "feed_forward.outer.{p}": (f"{outer}.{{p}}",),
+        "feed_forward_residual.{norm}.{p}": (f"{norm}.{{p}}",),
     }
 
 
-_GPT_LAYER: _Layer = {
-    "self_attention.projection.{p}": ("attn.c_attn.{p}",),
-    "self_attention.output.{p}": ("attn.c_proj.{p}",),
-    "feed_forward.inner.{p}": ("mlp.c_fc.{p}",),
-    "feed_forward.outer.{p}": ("mlp.c_proj.{p}",),
-    "self_attention_residual.{norm}.{p}": ("ln_1.{p}",),
-    "feed_forward_residual.{norm}.{p}": ("ln_2.{p}",),
-}
+def _torch(ours: str, theirs: str, norm: str) -> _Layer:
+    return _attention(ours, theirs, ("in_proj_{p}",), "out_proj", norm)
+
+
+def _annotated(ours: str, theirs: str, norm: str) -> _Layer:
+    return _attention(ours, theirs, tuple(f"linears.{number}.{{p}}" for number in range(3)), "linears.3", norm)
+
+
+def _separate(ours: str, theirs: str) -> _Layer:
+    return _attention(ours, theirs, ("W_Q.{p}", "W_K.{p}", "W_V.{p}"), "fc", f"{theirs}.layer_norm")
+
+
+def _block(ours: str, theirs: str, norm: str) -> _Layer:
+    return _attention(ours, theirs, ("W_q.{p}", "W_k.{p}", "W_v.{p}"), "W_o", norm)
+
 
 _TRANSDUCE_NAMES = (
     *(f"{name}.{{p}}" for name in ("self_attention.projection", "self_attention.output")),
@@ -116,23 +84,39 @@ _TRANSDUCE_LAYER: _Layer = {
     **{f"{name}.{{norm}}.{{p}}": (f"{name}.norm_after.{{p}}",) for name in _TRANSDUCE_RESIDUALS},
 }
 
+_SEPARATE_FEED_FORWARD = _feed_forward("pos_ffn.fc.0", "pos_ffn.fc.2", "pos_ffn.layer_norm")
 _LAYERS: dict[str, tuple[_Layer, _Layer]] = {
-    "torch": (_TORCH_ENCODER, _TORCH_DECODER),
-    "annotated": (_ANNOTATED_ENCODER, _ANNOTATED_DECODER),
+    "torch": (
+        _torch("self_attention", "self_attn", "norm1") | _feed_forward("linear1", "linear2", "norm2"),
+        _torch("self_attention", "self_attn", "norm1")
+        | _torch("memory_attention", "multihead_attn", "norm2")
+        | _feed_forward("linear1", "linear2", "norm3"),
+    ),
+    "annotated": (
+        _annotated("self_attention", "self_attn", "sublayer.0.norm")
+        | _feed_forward("feed_forward.w_1", "feed_forward.w_2", "sublayer.1.norm"),
+        _annotated("self_attention", "self_attn", "sublayer.0.norm")
+        | _annotated("memory_attention", "src_attn", "sublayer.1.norm")
+        | _feed_forward("feed_forward.w_1", "feed_forward.w_2", "sublayer.2.norm"),
+    ),
     "separate": (
-        _separate("self_attention", "enc_self_attn") | _FEED_FORWARD_LIST,
+        _separate("self_attention", "enc_self_attn") | _SEPARATE_FEED_FORWARD,
         _separate("self_attention", "dec_self_attn")
         | _separate("memory_attention", "dec_enc_attn")
-        | _FEED_FORWARD_LIST,
+        | _SEPARATE_FEED_FORWARD,
     ),
     "blocks": (
-        _block("self_attention", "attention", "addnorm1") | _block_feed_forward("addnorm2"),
-        _block("self_attention", "attention1", "addnorm1")
-        | _block("memory_attention", "attention2", "addnorm2")
-        | _block_feed_forward("addnorm3"),
+        _block("self_attention", "attention", "addnorm1.ln") | _feed_forward("ffn.dense1", "ffn.dense2", "addnorm2.ln"),
+        _block("self_attention", "attention1", "addnorm1.ln")
+        | _block("memory_attention", "attention2", "addnorm2.ln")
+        | _feed_forward("ffn.dense1", "ffn.dense2", "addnorm3.ln"),
     ),
     "transduce": (_TRANSDUCE_LAYER, _TRANSDUCE_LAYER),
-    "karpathy": ({}, _GPT_LAYER),  # a decoder without an encoder
+    "karpathy": (  # a decoder without an encoder
+        {},
+        _attention("self_attention", "attn", ("c_attn.{p}",), "c_proj", "ln_1")
+        | _feed_forward("mlp.c_fc", "mlp.c_proj", "ln_2"),
+    ),
 }
 _ANNOTATED_EPSILON = 1e-6
 _DEFAULT_EPSILON = 1e-5  # ModelConfig's
@@ -231,7 +215,9 @@ def import_tutorial(
         TransduceError: a weight is missing, unexpected, or of another shape.
     """
     if style == "annotated" and any(name.endswith(".a_2") for name in weights):
-        config = _with_annotated_norm(config)
+        is_default = config.norm_epsilon == _DEFAULT_EPSILON and config.norm != "annotated"
+        epsilon = _ANNOTATED_EPSILON if is_default else config.norm_epsilon
+        config = msgspec.structs.replace(config, norm="annotated", norm_epsilon=epsilon)
     if style == "karpathy":
         weights, names = _as_nano_gpt(weights, config.num_heads), USUAL_NAMES[style]
     if style == "transduce":  # its output layer is the target embedding, and its sinusoids are this package's
@@ -354,12 +340,6 @@ def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Ten
     return renamed
 
 
-def _with_annotated_norm(config: ModelConfig) -> ModelConfig:
-    is_default = config.norm_epsilon == _DEFAULT_EPSILON
-    epsilon = _ANNOTATED_EPSILON if is_default and config.norm != "annotated" else config.norm_epsilon
-    return msgspec.structs.replace(config, norm="annotated", norm_epsilon=epsilon)
-
-
 def _normalize_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a tutorial model's weights in float32 as a dict by name, so that one table of names fits each style.
 
@@ -423,8 +403,8 @@ def _with_ties(config: ModelConfig, source: Tensor, target: Tensor, output: Tens
         config,
         source_vocabulary_size=len(source),
         target_vocabulary_size=len(target),
-        tie_source_target=torch.equal(source, target) if source.shape == target.shape else False,
-        tie_output=torch.equal(output, target) if output.shape == target.shape else False,
+        tie_source_target=torch.equal(source, target),
+        tie_output=torch.equal(output, target),
         zero_padding_row=not bool(source[pad].any()) and not bool(target[pad].any()),
         output_bias=bias is not None and bool(bias.any()),
     )
@@ -543,30 +523,18 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
     Raises:
         ValueError: the order does not have `d_model` dimensions.
     """
-    take: dict[str, Callable[[Tensor], Tensor]] = {
-        "columns": lambda tensor: tensor[:, order],
-        "rows": lambda tensor: tensor[order],
-    }
     if config.d_model != len(order):
         raise ValueError(f"an order of {len(order)} dimensions is not one of {config.d_model}")
-    permuted = {}
-    for name, tensor in weights.items():
-        kind = _axis(name)
-        permuted[name] = tensor if kind is None else take[kind](tensor).contiguous()
-    return permuted
+    return {
+        name: tensor if (axis := _axis(name)) is None else tensor.index_select(axis, order)
+        for name, tensor in weights.items()
+    }
 
 
-def _axis(name: str) -> str | None:
-    """Return which axis of the weight with this name has the model's width, to permute that axis.
-
-    The result is "rows" for the first axis, "columns" for the second, and None if neither has.
-    """
-    if name in ("source_weight", "own_target_weight", "own_output_weight"):
-        return "columns"
+def _axis(name: str) -> int | None:
+    """Return the index of the axis of the weight with this name that has the model's width; None if there is none."""
     if name == "output_bias":
         return None
-    if name.endswith(_READERS):
-        return "columns"
-    if "norm" in name or name.endswith(_WRITERS):
-        return "rows"
-    return None
+    if name in ("source_weight", "own_target_weight", "own_output_weight") or name.endswith(_READERS):
+        return 1
+    return 0 if "norm" in name or name.endswith(_WRITERS) else None

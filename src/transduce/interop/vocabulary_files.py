@@ -14,7 +14,7 @@ import msgspec
 
 from transduce.argument_checks import as_list
 from transduce.errors import TransduceError, explain_wrong_types, not_utf8, wide_encoding
-from transduce.interop.hugging_face.import_tokenizer import SENTENCEPIECE_NAMES, TokenizerFiles, text_of
+from transduce.interop.hugging_face.import_tokenizer import SENTENCEPIECE_NAMES, TokenizerFiles
 from transduce.interop.hugging_face.imported_tokenizer import (
     IMPORTED_TOKENIZER_FILE,
     ImportedTokenizer,
@@ -24,7 +24,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     load_tokenizer,
 )
 from transduce.interop.hugging_face.token_pipelines import (
-    AddedToken,
+    TokenizationRecord,
     TokenizerJson,
     WordListRecord,
     WordSplitter,
@@ -146,16 +146,13 @@ def _joined(source: Vocabulary, target: Vocabulary, tokenizers: Sequence[Tokeniz
 
 def _check_sides(tokenizer: Tokenizer, sources: Sequence[VocabularySource]) -> None:
     source, target = tokenizer.source, tokenizer.target
+    names = [str(each) if isinstance(each, str | Path) else "the list" for each in sources]
     for name, one, other in (("padding", source.pad_id, target.pad_id), ("the end", source.eos_id, target.eos_id)):
         if one != other:
             raise TransduceError(
-                f"Source and target must give {name} the same id, but {_source_name(sources[0])} has {one} and "
-                f"{_source_name(sources[-1])} has {other}: learn or write both with the same special tokens first."
+                f"Source and target must give {name} the same id, but {names[0]} has {one} and "
+                f"{names[-1]} has {other}: learn or write both with the same special tokens first."
             )
-
-
-def _source_name(source: VocabularySource) -> str:
-    return str(source) if isinstance(source, str | Path) else "the list"
 
 
 def _open_tokenizer(source: VocabularySource, notes: list[str], *, nfc: bool) -> Tokenizer:
@@ -350,18 +347,42 @@ def _of_words(ids: dict[str, int], location: str, notes: list[str]) -> ImportedT
     words = len(ids) - len(special) - (start is not None)
     if words < 1:
         raise TransduceError(f"{location} holds special tokens only, but a vocabulary needs words: check the file.")
-    record = ImportedVocabularyRecord(
-        algorithm=WordListRecord(marked=marked),
+    symbols = (_LINE_FEED,) if _LINE_FEED in ids else ()
+    record = _record(WordListRecord(marked=marked), ids, special, symbols, () if start is None else (start,))
+    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
+
+
+def _record(
+    algorithm: TokenizationRecord,
+    ids: dict[str, int],
+    special: Mapping[str, int],
+    symbols: tuple[str | Symbol, ...],
+    silent: tuple[int, ...] = (),
+    *,
+    keeps_line_feeds: bool = False,
+) -> ImportedVocabularyRecord:
+    """Return the record of a vocabulary whose tokenizer puts the end symbol after a text.
+
+    Args:
+        algorithm: the settings of the algorithm that splits text into tokens.
+        ids: the id of each token.
+        special: the ids of padding, end and unknown (`pad`, `eos`, `unk`).
+        symbols: tokens that are recognized in a text and never split.
+        silent: ids of further tokens that decode to no text.
+        keeps_line_feeds: True if line feeds are encoded as ordinary tokens.
+    """
+    return ImportedVocabularyRecord(
+        algorithm=algorithm,
         ids=ids,
         size=max(ids.values()) + 1,
         pad_id=special["pad"],
         eos_id=special["eos"],
         unk_id=special["unk"],
-        symbols=(_LINE_FEED,) if _LINE_FEED in ids else (),
-        silent=() if start is None else (start,),
+        symbols=symbols,
+        silent=silent,
         after=(special["eos"],),
+        keeps_line_feeds=keeps_line_feeds,
     )
-    return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
 def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedTokenizer:
@@ -379,17 +400,8 @@ def character_vocabulary(ids: Mapping[str, int], location: str) -> ImportedToken
             f"{location} must hold single characters, but has {longer!r}: pass a tokenizer.json instead."
         )
     special, ids = _special_ids(dict(ids), {}, location, [])
-    record = ImportedVocabularyRecord(
-        algorithm=TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}}),
-        ids=ids,
-        size=max(ids.values()) + 1,
-        pad_id=special["pad"],
-        eos_id=special["eos"],
-        unk_id=special["unk"],
-        silent=(special["pad"], special["eos"]),
-        after=(special["eos"],),
-        keeps_line_feeds=True,
-    )
+    algorithm = TokenizerJson({"model": {"type": "BPE", "vocab": ids, "merges": []}, "decoder": {"type": "Fuse"}})
+    record = _record(algorithm, ids, special, (), (special["pad"], special["eos"]), keeps_line_feeds=True)
     return ImportedTokenizer(ImportedTokenizerRecord(source=record))
 
 
@@ -401,7 +413,7 @@ def _named(ids: Mapping[str, int], kind: str) -> int | None:
 def _special_ids(
     ids: dict[str, int], configured: Mapping[str, str], location: str, notes: list[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Find the tokens of a vocabulary for padding, the end of a text and unknown words, and add those that are missing.
+    """Find a vocabulary's tokens for padding, the end of a text and unknown words, and add the missing ones.
 
     Args:
         ids: the id of each token; the mapping is not changed.
@@ -430,8 +442,7 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
     Raises:
         TransduceError: the tokenizer is not of a word list, or its list has no start symbol such as `<s>`.
     """
-    start = _named(tokenizer.record.source.ids, "bos") if isinstance(tokenizer, ImportedTokenizer) else None
-    if start is None or not isinstance(tokenizer, ImportedTokenizer):
+    if not isinstance(tokenizer, ImportedTokenizer) or (start := _named(tokenizer.record.source.ids, "bos")) is None:
         raise TransduceError(
             f"`source_start` puts a start symbol before each source, but the vocabulary is no word list with one of "
             f"{', '.join(_NAMES['bos'][:4])}: leave it out."
@@ -476,16 +487,8 @@ def _learn_words(texts: Iterable[str], size: int, min_count: int, symbols: Seque
             "none: use more text, a larger `tokenizer.vocabulary_size`, or `tokenizer.kind` = bpe."
         )
     ids = {str(token): id for id, token in enumerate([*first, *words])}
-    return ImportedVocabularyRecord(
-        algorithm=WordListRecord(marked=True),
-        ids=ids,
-        size=len(ids),
-        pad_id=PAD_ID,
-        eos_id=EOS_ID,
-        unk_id=UNK_ID,
-        symbols=tuple(symbols),
-        after=(EOS_ID,),
-    )
+    special_ids = {"pad": PAD_ID, "eos": EOS_ID, "unk": UNK_ID}
+    return _record(WordListRecord(marked=True), ids, special_ids, tuple(symbols))
 
 
 # --- tokenizer.json ---
@@ -504,23 +507,9 @@ def _of_tokenizer_json(content: Mapping[str, Any], path: Path, notes: list[str])
     special, ids = _special_ids(parts.ids, configured, str(path), notes)
     start = _named(ids, "bos")
     ids_of_control = {*special.values(), *parts.before, *(() if start is None else (start,))}
-    symbols = [token for token in parts.added if token.id not in ids_of_control]
-    record = ImportedVocabularyRecord(
-        algorithm=parts.algorithm,
-        ids=ids,
-        size=max(ids.values()) + 1,
-        pad_id=special["pad"],
-        eos_id=special["eos"],
-        unk_id=special["unk"],
-        symbols=tuple(map(_short_symbol, symbols)),
-        silent=tuple(sorted(ids_of_control)),
-        after=(special["eos"],),
-    )
+    symbols = tuple(token.stored for token in parts.added if token.id not in ids_of_control)
+    record = _record(parts.algorithm, ids, special, symbols, tuple(sorted(ids_of_control)))
     return ImportedTokenizer(ImportedTokenizerRecord(source=record))
-
-
-def _short_symbol(token: AddedToken) -> str | Symbol:
-    return token.text if token.symbol == Symbol(token.text) else token.symbol
 
 
 def _configured_names(path: Path) -> dict[str, str]:
@@ -528,18 +517,13 @@ def _configured_names(path: Path) -> dict[str, str]:
 
     The files are tokenizer_config.json and special_tokens_map.json; kinds that neither has are left out.
     """
-    files = TokenizerFiles(lambda name: _read_beside(path.with_name(name)), str(path.parent))
-    names = dict[str, str]()
-    for kind, key in (("pad", "pad_token"), ("eos", "eos_token"), ("unk", "unk_token")):
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            text = text_of(files.json(name).get(key))
-            if text is not None:
-                names[kind] = text
-    return names
 
+    def read(name: str) -> bytes | None:
+        return _content(path.with_name(name)) if path.with_name(name).is_file() else None
 
-def _read_beside(path: Path) -> bytes | None:
-    return _content(path) if path.is_file() else None
+    files = TokenizerFiles(read, str(path.parent))
+    named = {kind: files.special_tokens(f"{kind}_token") for kind in _DEFAULT_NAMES}
+    return {kind: texts[0] for kind, texts in named.items() if texts}
 
 
 # --- extension ---
@@ -571,7 +555,7 @@ def extend_tokenizer(tokenizer: Tokenizer, symbols: Sequence[str]) -> Tokenizer:
 def _extended_record(record: ImportedVocabularyRecord, symbols: Sequence[str]) -> ImportedVocabularyRecord:
     ids, size, known = dict(record.ids), record.size, list(record.symbols)
     special = {record.pad_id, record.eos_id, record.unk_id, *record.silent, *record.before, *record.after}
-    texts = {symbol if isinstance(symbol, str) else symbol.text for symbol in known}
+    texts = {symbol.text for symbol in record.all_symbols()}
     for symbol in symbols:
         if ids.get(symbol) in special:
             raise _special_already(symbol)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -226,9 +226,7 @@ def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:
 def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         is_gzip = file.read(2) == b"\x1f\x8b"
-    opened: Any = gzip.GzipFile(path) if is_gzip else path.open("rb")
-    stream: IO[bytes] = opened
-    return stream
+    return cast(IO[bytes], gzip.GzipFile(path)) if is_gzip else path.open("rb")
 
 
 def _read(file: IO[bytes], path: Path) -> Iterator[tuple[str, Vector]]:

@@ -53,7 +53,8 @@ class MakeLinear(Protocol):
 class CachedAttention(MultiHeadAttention):
     """Decoder attention with prepacked weights, whose keys and values are cached from decoding step to step.
 
-    The cache is in float16 if the linear layers round more than float16 does; a step then reads half as many bytes.
+    The cache is in float16 if the linear layers round more than float16 does, and keys are cached without a rotary
+    embedding or norm; a step then reads half as many bytes.
     """
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear) -> None:
@@ -455,8 +456,9 @@ def version_of(tensor: Tensor) -> int:
 def _in_float32(model: PrepackableModel, *, counts_apart: bool = False) -> PrepackableModel:
     """Return a copy of a model in float32; parameters that are in float32 already share the model's memory.
 
-    Parameters that several modules share stay shared. If `counts_apart`, the copy's parameters have versions of their
-    own: to increase those of the model would make a later `backward` of its own outputs fail.
+    Parameters that several modules share stay shared. If `counts_apart`, the copy's parameters have versions (PyTorch's
+    counts of changes) of their own. Else an increase of them would also raise the versions of the model's parameters,
+    and a later `backward` through the model would fail.
     """
     copies: dict[int, nn.Parameter] = {}
 

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from transduce.atomic_io import json_bytes
 from transduce.data.series import LearnedPoints, SeriesScale
 from transduce.errors import TransduceError
-from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder, unused_head
+from transduce.model_folder.hugging_face import hugging_face_heads, is_hugging_face_folder
 from transduce.model_folder.safety import file_inside, read_json, read_optional_json
 from transduce.text.languages import FILE_NAME as PROFILES_FILE
 from transduce.text.text_settings import FILE_NAME as LINES_FILE
@@ -21,7 +21,7 @@ from transduce.text.text_settings import FILE_NAME as LINES_FILE
 TASK_CARD = "task.json"
 Pooling = Literal["mean", "first", "max"]
 """A way to make one vector of all token states of a text: their mean, their maximum, or the first token's state."""
-POOLINGS = ("mean", "first", "max")
+POOLINGS = get_args(Pooling)
 """The ways to make one vector of all token states of a text, as options and settings name them."""
 
 
@@ -166,9 +166,8 @@ def _pooling_modes(config: Mapping[str, Any]) -> list[str]:
     named = config.get("pooling_mode")
     if named is not None:
         return [str(name) for name in (named if isinstance(named, list) else [named])]
-    prefix = "pooling_mode_"
-    flags = [key.removeprefix(prefix) for key, value in config.items() if value is True and key.startswith(prefix)]
-    return [flag.removesuffix("_tokens").removesuffix("_token") for flag in flags]
+    flags = (re.fullmatch(r"pooling_mode_(.*?)(_tokens?)?", key) for key, value in config.items() if value is True)
+    return [flag[1] for flag in flags if flag is not None]
 
 
 def refuse_parsers(folders: Sequence[Path]) -> None:
@@ -220,7 +219,8 @@ def _unused_head(folder: Path) -> str | None:
     The text completes an error message that says why no task here can use the head.
     """
     if is_hugging_face_folder(folder):
-        return unused_head(folder)
+        heads = hugging_face_heads(folder)
+        return None if heads is None else heads.unused
     ours = read_optional_json(folder, "config.json").get("transduce")
     has_classes = isinstance(ours, dict) and ours.get("kind") == "encoder" and ours.get("num_labels", 0)
     return "predicts a number or assigns several labels at once" if has_classes else None

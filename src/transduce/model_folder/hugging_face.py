@@ -4,7 +4,7 @@ Nothing is unpickled and no code from a folder is run. A model that the componen
 an error that names the setting.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from transduce.interop.hugging_face.import_settings import (
     IMPORT_FAMILIES,
     ConfigReader,
     check_config,
+    end_ids,
     import_generation,
     start_id,
 )
@@ -90,17 +91,16 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
     config = _config(folder)
     model_type = str(config.get("model_type"))
     generation = read_optional_json(folder, "generation_config.json")
-    files = TokenizerFiles(_reader(folder), str(folder))
+    files = _tokenizer_files(folder)
     known = _model_ids(config, generation, model_type)
     record = import_tokenizer(files, known)
     if known.family.kind == "decoder":
         record = msgspec.structs.replace(record, chat_template=read_chat_template(files))
     ids = {"pad_id": record.source.pad_id, "eos_id": record.source.eos_id}
     tokenizer = ImportedTokenizer(record)
-    tokenizer_config = files.json("tokenizer_config.json")
     languages = (
-        _text(tokenizer_config.get("src_lang") or tokenizer_config.get("source_lang")),
-        _text(tokenizer_config.get("tgt_lang") or tokenizer_config.get("target_lang")),
+        _text(files.settings.get("src_lang") or files.settings.get("source_lang")),
+        _text(files.settings.get("tgt_lang") or files.settings.get("target_lang")),
     )
     if known.family.kind == "transformer":
         default = ids["eos_id" if known.family.begins_with_end else "pad_id"]
@@ -130,11 +130,13 @@ class HuggingFaceHeads(NamedTuple):
     masked_language: bool
     """True if the model has a head that predicts masked tokens."""
     labels: tuple[str, ...]
-    """Names of the classes of texts or of the labels of tokens; empty for a model without these heads."""
+    """Names of the classes of texts or of the labels of tokens; empty for a model without such a head."""
     length: int
     """Maximum number of tokens of a text, which is the number of the encoder's learned positions."""
-    labels_tokens: bool = False
+    labels_tokens: bool
     """True if the labels are predicted for each token, False if for the whole text."""
+    unused: str | None
+    """What a head does that no task here uses, such as "predicts a number"; None if the model has no such head."""
 
 
 def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
@@ -147,24 +149,28 @@ def hugging_face_heads(folder: Path) -> HuggingFaceHeads | None:
         return None
     config = _config(folder)
     heads = encoder_heads(config, _stored_tensors(folder, _mapped_files(folder)))
-    settings = _settings(folder, config)
-    labels = _label_names(config, heads["num_labels"]) if _has_one_label(config, heads["num_labels"]) else ()
+    classes, problem = heads["num_labels"], config.get("problem_type")
+    # Neither a multi-label classifier nor a regression assigns exactly one of several classes.
+    has_one_label = classes > 1 and problem in (None, "single_label_classification")
+    unused, architectures = None, config.get("architectures")
+    names = map(str, architectures if isinstance(architectures, list) else ())
+    if classes and not has_one_label:
+        is_number = classes == 1 or problem == "regression"
+        unused = "predicts a number" if is_number else "assigns several labels at once"
+    elif any(name.endswith("ForNextSentencePrediction") for name in names):
+        unused = "predicts whether one text follows another"
     return HuggingFaceHeads(
-        heads["masked_language_head"], labels, settings["max_positions"], labels_tokens=heads["token_labels"]
+        heads["masked_language_head"],
+        _label_names(config, classes) if has_one_label else (),
+        _settings(folder, config)["max_positions"],
+        heads["token_labels"],
+        unused,
     )
 
 
 def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
     """Return the fields of `ModelConfig` for a checked `config.json` of Hugging Face: a dict from field to value."""
     return IMPORT_FAMILIES[str(config["model_type"])].settings(ConfigReader(config, str(folder / "config.json")))
-
-
-def _has_one_label(config: Mapping[str, Any], classes: int) -> bool:
-    """Return whether a classifier of `classes` outputs assigns exactly one of several classes to a text or token.
-
-    The result is False for a multi-label classifier and for regression.
-    """
-    return classes > 1 and config.get("problem_type") in (None, "single_label_classification")
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
@@ -189,22 +195,22 @@ def hugging_face_notes(folder: Path) -> tuple[str, ...]:
     Raises:
         TransduceError: the model cannot be imported, or its weights are missing.
     """
-    kind = hugging_face_kind(folder)
-    if kind == "decoder" and read_chat_template(TokenizerFiles(_reader(folder), str(folder))) is not UNSET:
-        note = f"{folder} has a chat template: `transduce generate --chat`, `Generator.chat` and the server apply it."
-        return (note,)
-    if kind != "encoder":
-        return ()
-    config, heads, notes = _config(folder), hugging_face_heads(folder), list[str]()
-    if (purpose := unused_head(folder)) is not None:
+    kind, notes = hugging_face_kind(folder), list[str]()
+    if kind == "decoder" and read_chat_template(_tokenizer_files(folder)) is not UNSET:
+        notes.append(
+            f"{folder} has a chat template: `transduce generate --chat`, `Generator.chat` and the server apply it."
+        )
+    if (heads := hugging_face_heads(folder)) is None:
+        return tuple(notes)
+    if (purpose := heads.unused) is not None:
         notes.append(
             f"The head of {folder} {purpose}, which no task here uses: the model serves for vectors of texts and as a "
             "base model (`--init-from`)."
         )
-    labels, stated = () if heads is None else heads.labels, config.get("id2label")
+    stated = _config(folder).get("id2label")
     renamed = [
         f"{name} → {label}"
-        for number, label in enumerate(labels)
+        for number, label in enumerate(heads.labels)
         if isinstance(stated, dict) and (name := str(stated.get(str(number), label))) != label
     ]
     if renamed:
@@ -226,7 +232,7 @@ def read_chat_template(files: TokenizerFiles) -> ChatTemplate | UnsetType:
     Raises:
         TransduceError: a file cannot be read.
     """
-    settings = files.json("tokenizer_config.json")
+    settings = files.settings
     if (content := files.read(_CHAT_TEMPLATE)) is not None:
         source: Any = content.decode("utf-8", "replace")
     else:
@@ -239,24 +245,6 @@ def read_chat_template(files: TokenizerFiles) -> ChatTemplate | UnsetType:
     tokens = settings if "added_tokens_decoder" in settings else settings | files.json("special_tokens_map.json")
     texts = {name: text for name in _SPECIAL_TOKENS if (text := text_of(tokens.get(name))) is not None}
     return ChatTemplate(source=source, special_tokens=texts)
-
-
-def unused_head(folder: Path) -> str | None:
-    """Return what the head of a Hugging Face encoder does if no task uses it, such as "predicts a number"; else None.
-
-    Raises:
-        TransduceError: the model cannot be imported, or its weights are missing.
-    """
-    config = _config(folder)
-    heads = encoder_heads(config, _stored_tensors(folder, _mapped_files(folder)))
-    classes = heads.get("num_labels", 0)
-    if classes and not _has_one_label(config, classes):
-        is_number = classes == 1 or config.get("problem_type") == "regression"
-        return "predicts a number" if is_number else "assigns several labels at once"
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    is_pair = any(str(name).endswith("ForNextSentencePrediction") for name in names)
-    return "predicts whether one text follows another" if is_pair else None
 
 
 def hugging_face_context(folder: Path) -> int | None:
@@ -342,37 +330,27 @@ def _model_ids(config: Mapping[str, Any], generation: Mapping[str, Any], model_t
     target_size = config.get("decoder_vocab_size") or size
     if not isinstance(size, int) or not isinstance(target_size, int):
         raise TransduceError(f"config.json must say `vocab_size`, a whole number, but says {size!r}.")
-    ends = _ends(config)
-    if IMPORT_FAMILIES[model_type].kind == "decoder":  # generation_config.json takes precedence over config.json
+    ends, family = end_ids(config), IMPORT_FAMILIES[model_type]
+    if family.kind == "decoder":  # generation_config.json takes precedence over config.json
         # GPT-2's default, 50256, is outside of smaller vocabularies; no text ends there.
-        ends = tuple(id for id in _ends(generation) or ends if id < size)
+        ends = tuple(id for id in end_ids(generation) or ends if id < size)
     pad_id = config.get("pad_token_id")
     return ModelIds(
         model_type=model_type,
         sizes=(size, target_size),
         pad_id=pad_id if isinstance(pad_id, int) and pad_id >= 0 else None,
-        eos_id=ends[0] if ends and not IMPORT_FAMILIES[model_type].end_is_separator else None,
-        other_ends=ends[1:] if IMPORT_FAMILIES[model_type].kind == "decoder" else (),
+        eos_id=ends[0] if ends and not family.end_is_separator else None,
+        other_ends=ends[1:] if family.kind == "decoder" else (),
         start_id=start_id(generation, config),
         forced_id=ConfigReader(generation or config, "").optional_id("forced_bos_token_id"),
     )
 
 
-def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a tuple of the token ids that `eos_token_id` lists in a configuration, in its order, without duplicates.
-
-    The setting may be one id; without the setting, the tuple is empty.
-    """
-    value = config.get("eos_token_id")
-    listed = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
-
-
-def _reader(folder: Path) -> Callable[[str], bytes | None]:
+def _tokenizer_files(folder: Path) -> TokenizerFiles:
     def read(name: str) -> bytes | None:
         return read_bounded(folder, name, MAX_VOCABULARY_BYTES) if (folder / name).exists() else None
 
-    return read
+    return TokenizerFiles(read, str(folder))
 
 
 def _text(value: Any) -> str | None:

@@ -72,7 +72,8 @@ def convert_to_precision(
     """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
 
     The model is converted in place, except for "int8", which makes a new model and leaves the old one unusable. `files`
-    are those that the model's weights are mapped from; with "int8", their memory is released meanwhile.
+    are the files from which the model's weights are mapped; with "int8", the memory of their pages is released
+    meanwhile.
 
     Raises:
         TransduceError: the model or the device does not support the precision.
@@ -113,7 +114,7 @@ def _refuse_too_large_for_gpu(model: Model, dtype: torch.dtype, device: str) -> 
 
 @torch.inference_mode()
 def _move_checked(model: Model, device: str) -> None:
-    """Move a model to a device, and compare its outputs for a small batch there with those on the CPU.
+    """Move a model to a device, and compare its outputs for a small batch there with its outputs on the CPU.
 
     PyTorch's backend for Apple's GPUs lacks operations, and had some with wrong results.
 
@@ -180,11 +181,10 @@ class LoadOptions(TypedDict, total=False):
 class ReadFolder(Protocol[_Model]):
     """An interface of the functions of `read.py` that read model folders, such as `read_decoder_folder`.
 
-    The argument `prepacked_precision` is a precision whose prepacked weights are taken from the folder's cache, if
-    there are any.
+    With the argument `prepacked`, prepacked 8-bit weights are taken from the folder's cache, if there are any.
     """
 
-    def __call__(self, folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[_Model]: ...
+    def __call__(self, folder: Path, *, prepacked: bool = False) -> ModelFolder[_Model]: ...
 
 
 def load_model_at(read: ReadFolder[_Model], folder: Path, **options: Unpack[LoadOptions]) -> ModelFolder[_Model]:
@@ -227,9 +227,19 @@ def load_models_at(
 def load_series_model(
     folder: Path, *, precision: Precision | str = "auto", device: str = "auto", threads: int | None = None
 ) -> SeriesTransformer:
-    """Read a folder's model of time series as `load_models_at` reads other models, and return the model.
+    """Read a folder's model of time series at a precision on a device, and set the process's number of threads.
 
-    "auto" is fp32, and 8-bit weights are not supported.
+    Args:
+        folder: the model folder.
+        precision: "fp32", "bf16" or "auto", which is fp32.
+        device: "cpu", "cuda" or "auto".
+        threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
+
+    Returns:
+        The model.
+
+    Raises:
+        TransduceError: the folder cannot be read, or an option is invalid.
     """
     if precision not in ("auto", *DTYPES):
         raise TransduceError(f"`precision` must be `auto`, `fp32` or `bf16`, but is `{precision}`.")
@@ -280,26 +290,22 @@ def read_at_precision(
     Raises:
         TransduceError: the folder cannot be read, or the model does not support the precision.
     """
-    prepacked = precision if precision == "int8" and machine.device == "cpu" else None
-    if precision == "auto" and machine.device == "cpu" and has_proofs(folder):
-        content = read(folder, prepacked_precision="int8")
-        if isinstance(content.model, PrepackedModel):
-            proof = None if content.prepacked is None else read_proof(content.prepacked)
-            if proof is not None and proof.holds:
-                return content
-            content = read(folder)
-    else:
-        content = read(folder, prepacked_precision=prepacked)
+    is_int8 = precision == "int8" and machine.device == "cpu"
+    may_be_int8 = precision == "auto" and machine.device == "cpu" and has_proofs(folder)
+    content = read(folder, prepacked=is_int8 or may_be_int8)
     if isinstance(content.model, PrepackedModel):
-        return content
+        proof = read_proof(content.prepacked) if may_be_int8 and content.prepacked is not None else None
+        if is_int8 or (proof is not None and proof.holds):
+            return content
+        content = read(folder)
     model = convert_to_precision(content.model, precision, machine, content.files)
     for file in content.files:
         file.release()
-    layers = packed_layers(model) if prepacked is not None and content.weights_digest else None
+    layers = packed_layers(model) if is_int8 and content.weights_digest else None
     if layers is not None:
-        cache = PrepackedCache(folder, precision, content.weights_digest)
+        cache = PrepackedCache(folder, content.weights_digest)
         if cache.store(layers, always=always_store) is not None:
-            stored = read(folder, prepacked_precision=prepacked)
+            stored = read(folder, prepacked=True)
             if isinstance(stored.model, PrepackedModel):
                 del content, model, layers
                 release_freed_memory()  # the stored model's weights are mapped
@@ -349,7 +355,11 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 
 
 def has_language_tags(folder: Path) -> bool:
-    """Return whether the model in a folder translates between languages that tags name, as NLLB and mBART do."""
+    """Return whether the model in a folder translates between languages that tags name, as NLLB and mBART do.
+
+    Raises:
+        TransduceError: the files of the tokenizer cannot be read.
+    """
     if is_hugging_face_folder(folder):
         tokenizer: Tokenizer = outline_imported(folder)[0].tokenizer
     elif (folder / IMPORTED_TOKENIZER_FILE).is_file():
@@ -515,7 +525,7 @@ def summary(name: str, model: AnyModel, *parts: str) -> str:
     Args:
         name: name of the class.
         model: the model.
-        parts: further details; the first precedes the model's kind and size, the others follow.
+        *parts: further details, at least one; the first precedes the model's kind and size, the others follow.
     """
     config = model.config
     one_side = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}

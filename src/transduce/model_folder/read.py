@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 import torch
@@ -170,8 +170,6 @@ def read_context(folder: Path) -> ContextRecord | None:
     return read_json(folder, CONTEXT, ContextRecord) if (folder / CONTEXT).is_file() else None
 
 
-# A weight of a model in bfloat16, the smallest that is not prepacked.
-_LEAST_BYTES = 2
 # The command that uses each kind of model, for error messages.
 _USES = {
     "transformer": "`transduce translate` uses it",
@@ -182,67 +180,32 @@ _USES = {
 }
 
 
-def read_model_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Transformer]:
-    """Read and check the folder of an encoder-decoder Transformer, in float32, as a `ModelFolder`; refuse other models.
+class FolderReader(Generic[M]):
+    """A function that reads and checks the folder of one kind of model, in float32, and refuses other models."""
 
-    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
-    it has them.
+    def __init__(self, needed: str, *kinds: type[M]) -> None:
+        """Make the reader of models that are of one of the classes `kinds`; error messages call them `needed`."""
+        self._needed = needed
+        self._kinds = kinds
 
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    return _read_kind(folder, prepacked_precision, "a Transformer with an encoder and a decoder", Transformer)
+    def __call__(self, folder: Path, *, prepacked: bool = False) -> ModelFolder[M]:
+        """Read a model folder as `read_any_model_folder` does, and return its content as a `ModelFolder`.
 
-
-def read_encoder_decoder_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[EncoderDecoder]:
-    """Read and check the folder of an encoder-decoder (Transformer or recurrent), in float32, as a `ModelFolder`.
-
-    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
-    it has them.
-
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    return _read_kind(folder, prepacked_precision, "a model with an encoder and a decoder", Transformer, Recurrent)
+        Raises:
+            TransduceError: the model is of another kind, or the folder cannot be read.
+        """
+        content = read_any_model_folder(folder, prepacked=prepacked)
+        if not isinstance(content.model, self._kinds):
+            raise _other_kind(folder, content.model.config, self._needed)
+        return cast(ModelFolder[M], content)
 
 
-def read_decoder_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Decoder]:
-    """Read and check the folder of a decoder-only language model, in float32, as a `ModelFolder`; refuse other models.
-
-    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
-    it has them.
-
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    return _read_kind(folder, prepacked_precision, "a language model (decoder-only)", Decoder)
-
-
-def read_encoder_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Encoder]:
-    """Read and check the folder of an encoder-only model, such as BERT, in float32, as a `ModelFolder`; refuse others.
-
-    With `prepacked_precision`, such as "int8", prepacked weights of this precision are taken from the folder's cache if
-    it has them.
-
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    return _read_kind(folder, prepacked_precision, "an encoder-only model", Encoder)
-
-
-def _read_kind(folder: Path, prepacked_precision: str | None, needed: str, *kinds: type[M]) -> ModelFolder[M]:
-    """Read, as a `ModelFolder`, a folder whose model must be of one of the classes `kinds`.
-
-    Error messages call such a model `needed`. With `prepacked_precision`, prepacked weights are taken from the folder's
-    cache if it has them.
-
-    Raises:
-        TransduceError: the model is of another kind, or the folder cannot be read.
-    """
-    content = read_any_model_folder(folder, prepacked_precision=prepacked_precision)
-    if not isinstance(content.model, kinds):
-        raise _other_kind(folder, content.model.config, needed)
-    return cast(ModelFolder[M], content)
+read_model_folder = FolderReader("a Transformer with an encoder and a decoder", Transformer)
+read_encoder_decoder_folder = FolderReader[EncoderDecoder](
+    "a model with an encoder and a decoder", Transformer, Recurrent
+)
+read_decoder_folder = FolderReader("a language model (decoder-only)", Decoder)
+read_encoder_folder = FolderReader("an encoder-only model", Encoder)
 
 
 def _other_kind(folder: Path, config: ModelConfig, needed: str) -> TransduceError:
@@ -277,15 +240,15 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def read_any_model_folder(folder: Path, *, prepacked_precision: str | None = None) -> ModelFolder[Model]:
+def read_any_model_folder(folder: Path, *, prepacked: bool = False) -> ModelFolder[Model]:
     """Read a model folder in float32 as a `ModelFolder`, after checking its files; no code from the folder is run.
 
     The weights are mapped from disk, and are read into memory when they are used.
 
     Args:
         folder: the model folder.
-        prepacked_precision: a precision, such as "int8", whose prepacked weights are taken from the folder's cache if
-            it has them; the model is then a `PrepackedModel`.
+        prepacked: True to take prepacked 8-bit weights from the folder's cache if it has them; the model is then a
+            `PrepackedModel`.
 
     Raises:
         TransduceError: the folder is missing, incomplete or damaged, or its kind or version is not supported.
@@ -295,17 +258,16 @@ def read_any_model_folder(folder: Path, *, prepacked_precision: str | None = Non
     config = _read_config(folder)
     if config.kind == "series":
         raise _other_kind(folder, config, "a model of text")
-    stored = _read_stored(folder, config, build_model, prepacked_precision=prepacked_precision)
+    verified = VerifiedFiles(folder)
+    manifest, digest = _read_checked_manifest(folder, verified)
+    weights_digest = hashlib.sha256(digest.encode() + msgspec.json.encode(config)).hexdigest()
+    found = _read_prepacked(folder, config, PrepackedCache(folder, weights_digest)) if prepacked else None
+    if found is not None:
+        model, file, cached = found
+    else:
+        (model, file), cached = _read_model(folder, config, build_model, verified, is_quantized=prepacked), None
     tokenizer = _read_tokenizer(folder, config)
-    return ModelFolder(
-        stored.model,
-        tokenizer,
-        stored.manifest,
-        read_directions(folder),
-        stored.weights_digest,
-        (stored.file,),
-        stored.prepacked,
-    )
+    return ModelFolder(model, tokenizer, manifest, read_directions(folder), weights_digest, (file,), cached)
 
 
 def was_saved_by_transformers(folder: Path) -> bool:
@@ -338,16 +300,20 @@ def read_saved_by_transformers(folder: Path) -> ModelFolder[Model]:
     if config.kind == "encoder" and not config.masked_language_head:
         config = msgspec.structs.replace(config, output_bias=False)  # their class without the head drops the bias
     model: Model = _read_model(folder, config, build_model, None)[0]
-    old_manifest = _read_manifest(folder) if (folder / MANIFEST).exists() else None
-    manifest = Manifest(
+    old = _read_manifest(folder) if (folder / MANIFEST).exists() else None
+    manifest = _unwritten_manifest(*((old.source_language, old.target_language) if old else (None, None)))
+    return ModelFolder(model, _read_tokenizer(folder, config), manifest, directions=read_directions(folder))
+
+
+def _unwritten_manifest(source_language: str | None, target_language: str | None) -> Manifest:
+    """Return a manifest that only names the languages, for a folder whose manifest is missing or out of date."""
+    return Manifest(
         format_version=FORMAT_VERSION,
         versions={},
-        source_language=old_manifest.source_language if old_manifest else None,
-        target_language=old_manifest.target_language if old_manifest else None,
+        source_language=source_language,
+        target_language=target_language,
         sha256={},
     )
-    tokenizer = _read_tokenizer(folder, config)
-    return ModelFolder(model, tokenizer, manifest, directions=read_directions(folder))
 
 
 def read_series_model(folder: Path) -> SeriesTransformer:
@@ -359,61 +325,24 @@ def read_series_model(folder: Path) -> SeriesTransformer:
     config = _read_config(_checked_folder(folder))
     if config.kind != "series":
         raise _other_kind(folder, config, "a model of time series")
-    return _read_stored(folder, config, SeriesTransformer).model
-
-
-class _Stored(NamedTuple, Generic[Built]):
-    """The content of a folder that this package wrote: the model, its manifest, and the files mapped for it.
-
-    `weights_digest` is a digest of weights and configuration, and `prepacked` the cache file with prepacked weights, if
-    one is used.
-    """
-
-    model: Built
-    manifest: Manifest
-    weights_digest: str
-    file: MappedTensors
-    prepacked: MappedTensors | None = None
-
-
-def _read_stored(
-    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], *, prepacked_precision: str | None = None
-) -> _Stored[Built]:
-    """Read the model, manifest and files of a folder that this package wrote, after checking every file's digest.
-
-    With `prepacked_precision`, the model gets prepacked weights from the folder's cache if it has them.
-
-    Raises:
-        TransduceError: transformers saved the folder again, or a file is missing or damaged.
-    """
-    if was_saved_by_transformers(folder):
-        raise TransduceError(
-            f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
-            f"`transduce import {shell_word(folder)} OUT`."
-        )
     verified = VerifiedFiles(folder)
-    manifest, digest = _read_checked_manifest(folder, verified)
-    weights_digest = hashlib.sha256(digest.encode() + msgspec.json.encode(config)).hexdigest()
-    cache = None if prepacked_precision is None else PrepackedCache(folder, prepacked_precision, weights_digest)
-    if cache is not None and cache.has_files():
-        found = _read_prepacked(folder, config, build, cache)
-        if found is not None:
-            model, file, prepacked = found
-            return _Stored(model, manifest, weights_digest, file, prepacked)
-    least_bytes = _LEAST_BYTES if prepacked_precision is None else 1
-    model, file = _read_model(folder, config, build, verified, bytes_per_weight=least_bytes)
-    return _Stored(model, manifest, weights_digest, file)
+    _read_checked_manifest(folder, verified)
+    return _read_model(folder, config, SeriesTransformer, verified)[0]
 
 
 def _read_prepacked(
-    folder: Path, config: ModelConfig, build: Callable[[ModelConfig], Built], cache: PrepackedCache
-) -> tuple[Built, MappedTensors, MappedTensors] | None:
-    """Read a model whose prepacked layers are in the folder's cache; None if the cache or the model has no such layers.
+    folder: Path, config: ModelConfig, cache: PrepackedCache
+) -> tuple[Model, MappedTensors, MappedTensors] | None:
+    """Read a model whose prepacked layers are in the folder's cache.
+
+    The result is None if the cache has no usable file, or if no layer of the model can be prepacked.
 
     Returns:
         A triple: the model, the file with its other weights, and the file with its prepacked layers.
     """
-    outline = _empty_model(folder, config, build)
+    if not cache.has_files():
+        return None
+    outline = _empty_model(folder, config, build_model)
     stored = outline.state_dict()
     outlined = outline_quantized(outline)
     prepacked = None if outlined is None else cache.load(outlined)
@@ -422,8 +351,8 @@ def _read_prepacked(
     file = _map_weights(folder, stored)
     others = _read_weights(file, stored, config, [name for name in outlined.needed if name in stored])
     layers = {name: prepacked.tensor(name) for name in prepacked.entries}
-    model = cast(Built, outlined.fill(layers, others).eval())  # of a subclass of its class
-    compute_unstored_buffers(model, build)
+    model = cast(Model, outlined.fill(layers, others).eval())  # of a subclass of its class
+    compute_unstored_buffers(model, build_model)
     return model, file, prepacked
 
 
@@ -433,17 +362,17 @@ def _read_model(
     build: Callable[[ModelConfig], Built],
     verified: VerifiedFiles | None,
     *,
-    bytes_per_weight: int = _LEAST_BYTES,
+    is_quantized: bool = False,
 ) -> tuple[Built, MappedTensors]:
     """Read the model of a folder in float32; return a pair, the model in evaluation mode and its mapped weights file.
 
     `verified` records that the weights are finite, so that large files are not read again; None: they are checked now.
-    A weight will take `bytes_per_weight` at the precision that the model is used at, for a check of the memory.
+    With `is_quantized`, the model will be used with 8-bit weights, for which less memory must be free.
     """
     model = _empty_model(folder, config, build)
     stored = model.state_dict()
     file = _map_weights(folder, stored)
-    _refuse_too_large(folder, [file], bytes_per_weight)
+    _refuse_too_large(folder, [file], is_quantized=is_quantized)
     weights = _read_weights(file, stored, config, stored)
     if verified is None or not verified.is_finite(file.path, file.version):
         _check_finite(file, weights)
@@ -458,10 +387,10 @@ def _read_model(
 _SMALL = 1 << 28  # bytes, for which free memory is not looked up
 
 
-def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_weight: int = _LEAST_BYTES) -> None:
+def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], *, is_quantized: bool = False) -> None:
     """Raise an error if the weights in mapped files need more memory than is free, before they are read.
 
-    A float32 weight counts with `bytes_per_weight`, its size at the precision that the model is converted to. Weights
+    A float32 weight counts with 2 bytes, its size in bfloat16, or with 1 byte if the model will be quantized. Weights
     of other types count with 4 bytes, because they become float32 when they are read.
 
     Raises:
@@ -469,7 +398,7 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_we
     """
     entries = [entry for file in files for entry in file.entries.values()]
     sizes = [(math.prod(entry.shape), entry.dtype == "F32") for entry in entries]
-    needed = sum(count * (bytes_per_weight if is_mapped else 4) for count, is_mapped in sizes)
+    needed = sum(count * ((1 if is_quantized else 2) if is_mapped else 4) for count, is_mapped in sizes)
     if needed < _SMALL:
         return
     # The mapped files are a part of the address space already.
@@ -485,8 +414,8 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], bytes_per_we
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
     """Map the weights file of a folder into memory, and return it; its header is checked.
 
-    `outline` holds the model's parameters and stored buffers without data; only those that are not floating-point may
-    be integers in the file.
+    `outline` holds the model's parameters and stored buffers without data; a tensor may be of integers in the file only
+    if it is not floating-point in the model.
     """
     whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
     return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)
@@ -513,13 +442,6 @@ def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
     """
     imported = read_hugging_face_folder(folder)
     model = _empty_model(folder, imported.model.config, build_model)
-    manifest = Manifest(
-        format_version=FORMAT_VERSION,
-        versions={},
-        source_language=imported.languages[0],
-        target_language=imported.languages[1],
-        sha256={},
-    )
 
     def read(name: str) -> Tensor:
         for file in imported.files:
@@ -527,6 +449,7 @@ def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
         return imported.model.weights[name]
 
     weights = LazyTensors({name: partial(read, name) for name in imported.model.weights}, model.state_dict())
+    manifest = _unwritten_manifest(*imported.languages)
     return ModelFolder(model, imported.tokenizer, manifest, files=tuple(imported.files)), weights
 
 
@@ -610,8 +533,13 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
     If a check fails but the manifest has changed meanwhile, as during training, the new one is checked.
 
     Raises:
-        TransduceError: a file is missing or damaged.
+        TransduceError: transformers saved the folder again, or a file is missing or damaged.
     """
+    if was_saved_by_transformers(folder):
+        raise TransduceError(
+            f"{folder} was saved by Hugging Face's library, which keeps no manifest: bring it in by "
+            f"`transduce import {shell_word(folder)} OUT`."
+        )
     manifest = _read_manifest(folder)
     try:
         return manifest, check_digests(folder, manifest, verified.digest)[WEIGHTS]

@@ -4,6 +4,7 @@ A model folder may come from anywhere. Nothing in it is unpickled or executed. T
 out of the folder, files larger than expected, and sizes that would exhaust memory.
 """
 
+import math
 import struct
 import tomllib
 from collections.abc import Collection
@@ -224,9 +225,7 @@ def _check_layout(
             raise TransduceError(
                 f"{path}: weights must be {', '.join(_DTYPE_BYTES)}, but {name!r} is {entry.dtype!r}: convert them."
             )
-        needed = sizes[entry.dtype]
-        for length in entry.shape:
-            needed *= length
+        needed = math.prod(entry.shape, start=sizes[entry.dtype])
         start, stop = entry.data_offsets
         if min(entry.shape, default=0) < 0 or start != position or stop - start != needed:
             raise TransduceError(

@@ -5,7 +5,6 @@ detects changes by programs, but not a disk that returns other bytes than were w
 """
 
 import contextlib
-import hashlib
 from pathlib import Path
 
 import msgspec
@@ -104,9 +103,7 @@ def _is_whole(path: Path) -> bool:
     """
     try:
         header = MappedTensors(path.parent, path.name, whole_numbers=None).header
-        with path.open("rb") as file:
-            file.seek(len(header.content))
-            return hashlib.file_digest(file, "sha256").hexdigest() == header.metadata.get("data")
+        return file_sha256(path, len(header.content)) == header.metadata.get("data")
     except (TransduceError, OSError):
         return False
 

@@ -133,54 +133,35 @@ class VerifiedFiles:
                         records[name] = record
         return records
 
-    def digest(self, path: Path) -> str:
-        """Return the SHA-256 (hexadecimal) of a file of the folder, from the cache if the file has not changed.
+    def digest(self, path: Path, start: int = 0) -> str:
+        """Return the SHA-256 (hexadecimal) of a file's bytes from the byte `start` to the end.
+
+        The digest of a large file that has not changed is taken from the cache, where each file has only one: `start`
+        must be the same in every call.
 
         Raises:
             OSError: the file cannot be read.
         """
         version = FileVersion.of(path)
-        if version.size < _SMALL_BYTES:
-            return file_sha256(path)
-        known = self._records.get(path.name)
+        is_large = version.size >= _SMALL_BYTES
+        known = self._records.get(path.name) if is_large else None
         if known is not None and known.holds_for(version):
             return known.sha256
         started = time.time_ns()
-        digest = file_sha256(path)
-        if FileVersion.of(path) == version:
+        digest = file_sha256(path, start)
+        if is_large and FileVersion.of(path) == version:
             self._records[path.name] = _VerifiedFile(version, digest, started)
             self._write()
         return digest
 
-    def has_data(self, path: Path, start: int, sha256: str) -> bool:
-        """Return whether the bytes of a file from byte `start` to the end have this SHA-256 (hexadecimal).
-
-        A large file is read only once until it changes.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        version = FileVersion.of(path)
-        known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
-        if known is not None and known.holds_for(version):
-            return known.sha256 == sha256
-        started = time.time_ns()
-        with path.open("rb") as file:
-            file.seek(start)
-            is_whole = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-        if is_whole and version.size >= _SMALL_BYTES and FileVersion.of(path) == version:
-            self._records[path.name] = _VerifiedFile(version, sha256, started)
-            self._write()
-        return is_whole
-
     def is_finite(self, path: Path, version: FileVersion) -> bool:
         """Return whether all weights in this version of a large file are recorded as finite; False for small files."""
-        known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
+        known = self._records.get(path.name)
         return known is not None and known.holds_for(version) and known.is_finite
 
     def record_finite(self, path: Path, version: FileVersion) -> None:
         """Record that all weights in this version of a large file are finite, if its digest is recorded too."""
-        known = self._records.get(path.name) if version.size >= _SMALL_BYTES else None
+        known = self._records.get(path.name)
         if known is not None and known.version == version and not known.is_finite:
             self._records[path.name] = msgspec.structs.replace(known, is_finite=True)
             self._write()
@@ -204,23 +185,19 @@ _FORMAT = "transduce prepacked weights 1"
 class PrepackedCache:
     """The cache of a model folder's prepacked (quantized) weights: one file for each layout that kernels read."""
 
-    def __init__(self, folder: Path, precision: str, source: str) -> None:
-        """Describe the cached weights of a model folder at a precision, without reading them.
+    def __init__(self, folder: Path, source: str) -> None:
+        """Describe the cached 8-bit weights of a model folder, without reading them.
 
         Args:
             folder: the model folder.
-            precision: such as "int8".
             source: the SHA-256 of the file with the original weights and of the model's configuration.
         """
         self._folder = folder
-        self._precision = precision
         self._source = source
 
     def has_files(self) -> bool:
-        """Return whether the cache has a file of prepacked weights at the precision, whether current or not."""
-        return any(
-            next(location.glob(f"{self._precision}-*.safetensors"), None) for location in cache_folders(self._folder)
-        )
+        """Return whether the cache has a file of prepacked weights, whether current or not."""
+        return _is_cached(self._folder, "int8-*.safetensors")
 
     def load(self, packed: PackedLayers) -> MappedTensors | None:
         """Return the tensors of a model's prepacked weights, mapped from a cache file; None if there is no usable file.
@@ -236,16 +213,13 @@ class PrepackedCache:
                     return file
         return None
 
-    def _name(self, packed: PackedLayers) -> str:
-        return f"{self._precision}-{packed.layout}.safetensors"
-
     def _map(self, location: Path, packed: PackedLayers) -> MappedTensors | None:
         """Map the prepacked weights in a cache folder, and return them; None if missing, damaged or of another model.
 
         `packed` is the model with prepacked weights, without data. The whole file is verified unless that was done
         since it last changed.
         """
-        name, outline = self._name(packed), packed.tensors()
+        name, outline = _file_name(packed), packed.tensors()
         if not (location / name).is_file():
             return None
         file = MappedTensors(location, name, whole_numbers=None)
@@ -253,8 +227,8 @@ class PrepackedCache:
         digest = file.header.metadata.get("data", "")
         is_current = file.header.content == header_bytes(outline, self._metadata(digest))
         # Damaged data would change translations without a word.
-        whole = is_current and VerifiedFiles(self._folder).has_data(location / name, len(file.header.content), digest)
-        return file if whole else None
+        start = len(file.header.content)
+        return file if is_current and VerifiedFiles(self._folder).digest(location / name, start) == digest else None
 
     def _metadata(self, data: str) -> dict[str, str]:
         """Return a dict of the metadata in a cache file's header; `data` is the digest of the file's tensor data."""
@@ -284,13 +258,13 @@ class PrepackedCache:
         problems: list[str] = []
         for location in locations:
             try:
-                return self._write(location, self._name(packed), tensors, size)
+                return self._write(location, _file_name(packed), tensors, size)
             except BlockingIOError:
                 return None
             except OSError as error:
                 problems.append(f"{location}: {error.strerror}")
         message = (
-            f"The {self._precision} weights of {self._folder} cannot be kept ({'; '.join(problems)}), so they are made "
+            f"The int8 weights of {self._folder} cannot be kept ({'; '.join(problems)}), so they are made "
             "again whenever the model is opened: free disk space, or set $TRANSDUCE_CACHE to a folder that can be "
             "written to."
         )
@@ -316,6 +290,16 @@ class PrepackedCache:
                 write_tensors(partial, tensors, tensors.items(), self._metadata(digest.hexdigest()))
                 replace_file(partial, location / name)
         return location / name
+
+
+def _file_name(packed: PackedLayers) -> str:
+    """Return the name of the cache file for a model's prepacked weights, which differs between layouts of kernels."""
+    return f"int8-{packed.layout}.safetensors"
+
+
+def _is_cached(folder: Path, pattern: str) -> bool:
+    """Return whether the cache of a model folder has a file whose name matches a glob pattern."""
+    return any(next(location.glob(pattern), None) for location in cache_folders(folder))
 
 
 # --- proofs ---
@@ -417,7 +401,7 @@ def has_proofs(folder: Path) -> bool:
 
     The measurement may be of older weights or for another processor; `read_proof` checks that.
     """
-    return any(next(location.glob(f"*{_PROOF_SUFFIX}"), None) for location in cache_folders(folder))
+    return _is_cached(folder, f"*{_PROOF_SUFFIX}")
 
 
 def read_proof(prepacked: MappedTensors) -> Int8Proof | None:

@@ -1,7 +1,7 @@
 """Write model folders, including those of models from your own training loop (`transduce.save`)."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from transduce.interop.components import MAXIMUM_POSITIONS
 from transduce.interop.hugging_face.export import config_json, generation_config, stored_tensors, tokenizer_files
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
+from transduce.interop.hugging_face.token_pipelines import flags_of
 from transduce.model.build import build_any_model, check_registered, difference_from_config, forward_hooks
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -39,7 +40,6 @@ from transduce.model_folder.tensor_files import write_tensors
 from transduce.search.settings import SearchSettings
 from transduce.text.languages import valid_language
 from transduce.text.tokenizer import TOKENIZER_CARD, Tokenizer
-from transduce.text.vocabulary import Symbol
 
 # --- tokenizer files ---
 # The files of a Hugging Face tokenizer are kept in an imported model's folder, so that transformers can open it.
@@ -66,7 +66,7 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
     Args:
         folder: the folder with the files.
-        languages: source and target language, which replace those in the tokenizer's settings if these name any.
+        languages: source and target language; each replaces the language in the tokenizer's settings, if they name one.
 
     Raises:
         TransduceError: a file cannot be read.
@@ -120,14 +120,11 @@ def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) 
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise TransduceError(f"The files of the model's tokenizer cannot be read: {error!r}.") from error
     record = tokenizer.record.source
-    symbols = (Symbol(each) if isinstance(each, str) else each for each in record.symbols)
-    missing = [symbol for symbol in symbols if symbol.text not in known]
+    missing = [symbol for symbol in record.all_symbols() if symbol.text not in known]
     if not missing:
         return dict(files)
-    for symbol in sorted(missing, key=lambda symbol: record.ids[symbol.text]):
-        flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
-        flags |= {"normalized": symbol.normalized, "special": False}
-        added.append({"id": record.ids[symbol.text], "content": symbol.text} | flags)
+    missing.sort(key=lambda symbol: record.ids[symbol.text])
+    added += [{"id": record.ids[symbol.text], "content": symbol.text} | flags_of(symbol) for symbol in missing]
     return dict(files) | {"tokenizer.json": json_bytes(content | {"added_tokens": added})}
 
 
@@ -161,11 +158,6 @@ def carry_original_tokenizer(
     for name, content in files.items():
         if (folder / name).exists() and (folder / name).read_bytes() != content:
             raise TransduceError(f"{folder / name} would be replaced by a run's: name another folder with --out.")
-    write_original_tokenizer(folder, files)
-
-
-def write_original_tokenizer(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files that `read_original_tokenizer` returned to a model's folder; existing files are replaced."""
     for name, content in files.items():
         write_file(folder / name, content)
 
@@ -213,6 +205,9 @@ def _toml_value(value: Any) -> str:
 # the new digest while the weights change. The folder is thus consistent at every moment.
 
 
+_PARTIAL_WEIGHTS = f".partial-{WEIGHTS}"
+
+
 def write_model_folder(
     folder: Path,
     *,
@@ -221,6 +216,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
+    files: Mapping[str, bytes] | None = None,
     search: SearchSettings | None = None,
     max_positions: int | None = None,
 ) -> None:
@@ -233,32 +229,45 @@ def write_model_folder(
         tokenizer: the tokenizer; None for a model of time series.
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
+        files: the files of a Hugging Face tokenizer by name, such as `read_original_tokenizer` returns; they replace
+            files of the same names that the folder has for transformers, and the manifest does not list them.
         search: the model's search settings, for `generate` of transformers; None: unknown.
         max_positions: the maximum number of tokens that config.json states for transformers, and the number of rows of
             tables of sinusoids; None: 1,024. Learned positions have their own limit.
 
     Raises:
-        TransduceError: the weights are not those of the configuration or not finite, they cannot be written, for
-            example because the disk is full, or another process writes this folder.
+        TransduceError: the weights do not fit the configuration or are not finite, they cannot be written, for example
+            because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
+    files = files or {}
     max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
-        partial_file = folder / f".partial-{WEIGHTS}"
+        partial_file = folder / _PARTIAL_WEIGHTS
         try:
             # The weights come first: if one cannot be read or written, nothing else is.
             digest = _write_weights(partial_file, weights, config, max_positions)
             write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), max_positions))
             if tokenizer is not None:
-                _write_tokenizer(folder, tokenizer, config, languages, search)
-            for name, text in documents.items():
-                write_file(folder / name, text.encode())
-            _write_manifest(folder, languages, [digest, *_known_digests(folder)])
+                if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
+                    write_json(folder / "generation_config.json", generation)
+                tokenizer.save(folder)
+                for name, value in tokenizer_files(tokenizer, config, languages).items():
+                    write_json(folder / name, value)
+            texts = {name: text.encode() for name, text in documents.items()}
+            for name, content in (texts | dict(files)).items():
+                write_file(folder / name, content)
+            _write_manifest(folder, languages, [digest, *_known_digests(folder)], files)
             replace_file(partial_file, folder / WEIGHTS)
         finally:
             partial_file.unlink(missing_ok=True)  # frees space on a full disk
-        _write_manifest(folder, languages, [digest])
+        _write_manifest(folder, languages, [digest], files)
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Return whether a process died while it wrote a new model to a folder, which thus holds no complete model."""
+    return (folder / _PARTIAL_WEIGHTS).exists() and not (folder / WEIGHTS).exists()
 
 
 def _check_weights(folder: Path, weights: Mapping[str, Tensor], config: ModelConfig) -> None:
@@ -326,20 +335,6 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
         ) from error
 
 
-def _write_tokenizer(
-    folder: Path,
-    tokenizer: Tokenizer,
-    config: ModelConfig,
-    languages: tuple[str | None, str | None],
-    search: SearchSettings | None,
-) -> None:
-    if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
-        write_json(folder / "generation_config.json", generation)
-    tokenizer.save(folder)
-    for name, content in tokenizer_files(tokenizer, config, languages).items():
-        write_json(folder / name, content)
-
-
 def _known_digests(folder: Path) -> list[str]:
     """Return a list of all digests of the weights in a folder's manifest; several if a write was interrupted.
 
@@ -351,12 +346,14 @@ def _known_digests(folder: Path) -> list[str]:
         return []
 
 
-def _write_manifest(folder: Path, languages: tuple[str | None, str | None], weights: list[str]) -> None:
-    other_files = [name for name in (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES) if (folder / name).exists()]
+def _write_manifest(
+    folder: Path, languages: tuple[str | None, str | None], weights: list[str], unlisted: Collection[str]
+) -> None:
+    names = (CONFIG, TOKENIZER_CARD, SERIES_CARD, *VOCABULARIES)
+    other_files = [name for name in names if (folder / name).exists() and name not in unlisted]
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        versions={name: version(name) for name in ("torch", "sentencepiece", "numpy")}
-        | {"transduce": version("transduce")},
+        versions={name: version(name) for name in ("torch", "sentencepiece", "numpy", "transduce")},
         source_language=languages[0],
         target_language=languages[1],
         sha256={WEIGHTS: weights} | {name: [file_sha256(folder / name)] for name in other_files},

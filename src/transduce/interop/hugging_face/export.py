@@ -8,7 +8,7 @@ class was supported also have this package's names, so the reader decides by the
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,22 @@ from torch import Tensor
 from typing_extensions import override
 
 from transduce.errors import TransduceError, import_extra
-from transduce.interop.components import MAXIMUM_POSITIONS, ExportedEncoder, ExportedModel, Ids
+from transduce.interop.components import (
+    MAXIMUM_POSITIONS,
+    ExportedEncoder,
+    ExportedModel,
+    Ids,
+    max_sequence_length,
+    padded,
+    split_outputs,
+    target_log_probabilities,
+    until_end,
+)
 from transduce.interop.hugging_face.families import Family, family_for
 from transduce.interop.hugging_face.import_settings import export_generation, names_of
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.stored_names import StoredNames, StoredParameter, find_names
-from transduce.interop.hugging_face.token_pipelines import TokenizerJson
+from transduce.interop.hugging_face.token_pipelines import TokenizerJson, flags_of
 from transduce.model.config import ModelConfig
 from transduce.model.positions import sinusoids
 from transduce.search.settings import SearchSettings
@@ -37,7 +47,6 @@ from transduce.text.vocabulary import (
     MASK,
     SEP,
     SPECIAL_TOKENS,
-    Symbol,
     Vocabulary,
     find_special_tokens,
     language_token,
@@ -81,7 +90,7 @@ def config_json(
     """
     ours = {"transduce": msgspec.to_builtins(config)}
     encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
-    family = family_for(config) if has_every_name(names, config) else None
+    family = _naming_family(names, config)
     if family is None:
         return {"model_type": "transduce"} | encoder_decoder | ours
     label_names: dict[str, Any] = {}
@@ -113,14 +122,9 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
     """
     ids = {"eos_token_id": config.eos_id, "pad_token_id": config.pad_id}
     if config.kind == "decoder":
-        max_length = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-        forbidden = sorted({config.pad_id, unk_id} - {config.eos_id})
-        return {
-            "bos_token_id": config.start_id,
-            **ids,
-            "bad_words_ids": [[id] for id in forbidden] or None,
-            "max_length": max_length,
-        }
+        words = [[id] for id in sorted({config.pad_id, unk_id} - {config.eos_id})]
+        limits = {"bad_words_ids": words or None, "max_length": max_sequence_length(config)}
+        return {"bos_token_id": config.start_id} | ids | limits
     if config.kind not in ("transformer", "recurrent"):
         return None
     content: dict[str, Any] = {"decoder_start_token_id": config.start_id, **ids}
@@ -150,8 +154,8 @@ def stored_tensors(
         config: the model's configuration.
         max_positions: the number of rows of a table of sinusoids.
     """
-    family = family_for(config)
-    if family is None or not has_every_name(weights, config):
+    family = _naming_family(weights, config)
+    if family is None:
         for name in weights:
             yield name, weights[name].contiguous()
         return
@@ -168,23 +172,21 @@ def stored_tensors(
         yield output, weights["source_weight"].contiguous()
 
 
-def has_every_name(names: Collection[str], config: ModelConfig) -> bool:
-    """Return whether the Hugging Face class of a configuration has a name for every parameter and buffer of a model.
+def _naming_family(names: Collection[str], config: ModelConfig) -> Family | None:
+    """Return the Hugging Face class, as `Family`, that computes a model and names all its parameters and buffers.
 
-    The result is True if no class computes the configuration, because this package's names are stored then.
+    The result is None if there is no such class; this package's names are stored then.
 
     Args:
         names: this package's names of the parameters and buffers.
         config: the model's configuration.
     """
-    family = family_for(config)
-    if family is None:
-        return True
+    if (family := family_for(config)) is None:
+        return None
     tables = ("output_bias", "source_weight", "own_target_weight", "own_output_weight")
     known = _stored_names(family, config).names
-    return all(
-        name in tables or name.startswith("classifier.") or find_names(known, name) is not None for name in names
-    )
+    others = (name for name in names if name not in tables and not name.startswith("classifier."))
+    return family if all(find_names(known, name) is not None for name in others) else None
 
 
 def stored_parameters(
@@ -295,7 +297,7 @@ def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
 
 # --- models that transformers loads from a folder and runs offline ---
 # A folder is opened by one of transformers' automatic classes, such as `AutoModelForCausalLM`.
-# Legend: B texts, S source length, T target length, L tokens of a row, V vocabulary, D model width, C classes.
+# Legend: B texts, T target length, V vocabulary.
 
 
 class _OpenedModel:
@@ -357,26 +359,23 @@ class _OpenedModel:
         Returns:
             A dict of `input_ids` and `attention_mask`, int64 tensors (texts, longest text).
         """
-        width = max(map(len, rows))
-        filler = [[self.config.pad_id] * (width - len(row)) for row in rows]
-        missing = [[0] * len(each) for each in filler]
         present = [[1] * len(row) for row in rows]
-        if pad_left:
-            ids = [[*fill, *row] for fill, row in zip(filler, rows, strict=True)]
-            mask = [[*zeros, *ones] for zeros, ones in zip(missing, present, strict=True)]
-        else:
-            ids = [[*row, *fill] for fill, row in zip(filler, rows, strict=True)]
-            mask = [[*ones, *zeros] for zeros, ones in zip(missing, present, strict=True)]
-        return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        return {
+            "input_ids": padded(rows, self.config.pad_id, left=pad_left),
+            "attention_mask": padded(present, 0, left=pad_left),
+        }
 
-    def _until_end(self, written: Tensor) -> list[list[int]]:
-        """Return a list of each text's generated ids before its first end symbol; all of them if there is none.
+    @torch.inference_mode()
+    def _generate(self, inputs: Mapping[str, Tensor], max_tokens: int, *, written: int) -> list[list[int]]:
+        """Return a list of the ids that greedy search of transformers adds to each text, without the end symbol.
 
         Args:
-            written: the generated ids, (texts, tokens).
+            inputs: the arguments of `generate` with the texts' ids and their attention mask.
+            max_tokens: maximum number of tokens to generate for a text.
+            written: number of ids at the start of each row of `generate`'s result that were not generated.
         """
-        rows: list[list[int]] = written.tolist()
-        return [row[: row.index(self.config.eos_id)] if self.config.eos_id in row else row for row in rows]
+        ids = self.model.generate(**inputs, num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None)
+        return until_end(ids[:, written:].tolist(), self.config.eos_id)
 
 
 @contextmanager
@@ -393,25 +392,16 @@ def _quiet(transformers: Any) -> Iterator[None]:
 class HuggingFaceModel(_OpenedModel, ExportedModel):
     """An exported encoder–decoder that transformers runs on the CPU, to compare it with its original."""
 
+    @torch.inference_mode()
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        inputs = self._rows([[self.config.start_id, *row] for row in targets])["input_ids"]
-        with torch.inference_mode():
-            logits = self.model(**self._sources(sources), decoder_input_ids=inputs).logits  # (B, T, V)
-        expected = self._rows([[*row, self.config.eos_id] for row in targets])["input_ids"]
-        log_probs = logits.log_softmax(dim=-1).gather(-1, expected[..., None])[..., 0]
-        return [values[: len(row) + 1] for values, row in zip(log_probs.tolist(), targets, strict=True)]
+        inputs = padded([[self.config.start_id, *row] for row in targets], self.config.pad_id)
+        logits = self.model(**self._rows(sources), decoder_input_ids=inputs).logits  # (B, T, V)
+        return target_log_probabilities(logits, targets, [0] * len(targets), self.config.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        with torch.inference_mode():
-            written = self.model.generate(
-                **self._sources(sources), num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
-            )
-        return self._until_end(written[:, 1:])
-
-    def _sources(self, sources: Ids) -> dict[str, Tensor]:
-        return self._rows(sources)
+        return self._generate(self._rows(sources), max_tokens, written=1)
 
 
 class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
@@ -422,62 +412,39 @@ class HuggingFaceLanguageModel(_OpenedModel, ExportedModel):
         # A text is continued, so an end symbol that the folder's own tokenizer puts after it is left out.
         return [row[:-1] if row[1:] and row[-1] == self.config.eos_id else row for row in super().ids_of(texts)]
 
+    @torch.inference_mode()
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        prompts = [[self.config.start_id, *row] for row in sources]
-        rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
-        with torch.inference_mode():
-            log_probs = self.model(**self._rows(rows)).logits.log_softmax(dim=-1)  # (B, T, V)
-        labels = [torch.tensor([*target, self.config.eos_id]) for target in targets]
-        return [
-            log_probs[number, len(prompt) - 1 : len(row)].gather(-1, ids[:, None])[:, 0].tolist()
-            for number, (prompt, row, ids) in enumerate(zip(prompts, rows, labels, strict=True))
-        ]
+        start = self.config.start_id
+        rows = [[start, *source, *target] for source, target in zip(sources, targets, strict=True)]
+        logits = self.model(**self._rows(rows)).logits  # (B, T, V)
+        return target_log_probabilities(logits, targets, list(map(len, sources)), self.config.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
         rows = self._rows([[self.config.start_id, *row] for row in sources], pad_left=True)
-        with torch.inference_mode():
-            written = self.model.generate(
-                **rows, num_beams=1, do_sample=False, max_new_tokens=max_tokens, max_length=None
-            )
-        return self._until_end(written[:, rows["input_ids"].shape[1] :])
+        return self._generate(rows, max_tokens, written=rows["input_ids"].shape[1])
 
 
 class HuggingFaceEncoder(_OpenedModel, ExportedEncoder):
     """An exported encoder-only model that transformers runs on the CPU, to compare it with its original."""
 
+    @torch.inference_mode()
     @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
         inputs = self._rows(rows)
-        width = inputs["input_ids"].shape[1]
         if self.config.token_types:
-            inputs["token_type_ids"] = torch.tensor([[*row, *[0] * (width - len(row))] for row in token_types])
-        with torch.inference_mode():
-            results = self.model(**inputs, output_hidden_states=True)
+            inputs["token_type_ids"] = padded(token_types, 0)
+        results = self.model(**inputs, output_hidden_states=True)
         outputs_by_name = {"states": results.hidden_states[-1]}
         logits = "prediction_logits" if "prediction_logits" in results else "logits"
         if logits in results:
             outputs_by_name["logits" if self.config.masked_language_head else "classes"] = results[logits]
-        if "seq_relationship_logits" in results:
-            outputs_by_name["classes"] = results["seq_relationship_logits"].flip(
-                -1
-            )  # Hugging Face's class 0 is this package's class 1
+        if "seq_relationship_logits" in results:  # Hugging Face's class 0 is this package's class 1
+            outputs_by_name["classes"] = results["seq_relationship_logits"].flip(-1)
         if "pooler_output" in results:
             outputs_by_name["pooled"] = results["pooler_output"]
-        return {name: _split_rows(tensor, rows) for name, tensor in outputs_by_name.items()}
-
-
-def _split_rows(tensor: Tensor, rows: Ids) -> list[NDArray[Any]]:
-    """Split a batch of an encoder's outputs into a list of one NumPy array per text.
-
-    Args:
-        tensor: (B, L, C), of which each text gets (tokens, C) without padding, or (B, C), of which each gets (C,).
-        rows: the token ids of each text, which show its length.
-    """
-    if tensor.dim() == 2:
-        return list(tensor.numpy())
-    return [tensor[number, : len(row)].numpy() for number, row in enumerate(rows)]
+        return {name: split_outputs(tensor.numpy(), rows) for name, tensor in outputs_by_name.items()}
 
 
 # --- tokenizer files ---
@@ -552,12 +519,10 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
         return {}
     names = {id: token for token, id in record.ids.items()}
     special = {record.pad_id, record.eos_id, record.unk_id, *record.silent}
-    symbols = [Symbol(each) if isinstance(each, str) else each for each in record.symbols]
     added = {id: {"id": id, "content": names[id], **_FLAGS, "special": True} for id in special if id in names}
-    for symbol in symbols:
-        flags = {"lstrip": symbol.spaces_before, "rstrip": symbol.spaces_after, "single_word": symbol.whole_word}
+    for symbol in record.all_symbols():
         id = record.ids[symbol.text]
-        added[id] = {"id": id, "content": symbol.text, **flags, "normalized": symbol.normalized, "special": False}
+        added[id] = {"id": id, "content": symbol.text, **flags_of(symbol)}
     vocabulary, chat = tokenizer.source, tokenizer.record.chat_template
     chat_settings = {} if chat is UNSET else chat.special_tokens | {"chat_template": chat.source}
     return {
@@ -580,8 +545,7 @@ _FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": 
 
 
 def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequence[str]) -> dict[str, Any]:
-    max_positions = config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-    return tokenizer_config(vocabulary, max_positions) | {"model_input_names": list(inputs)}
+    return tokenizer_config(vocabulary, max_sequence_length(config)) | {"model_input_names": list(inputs)}
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
@@ -591,24 +555,24 @@ def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
     language, the tokenizer puts the language's token before each text. Otherwise a text may start with a token such as
     `>>cs<<`; the space after this token is not part of the text.
     """
-    if vocabulary.before:
-        before = [vocabulary.token(id) for id in vocabulary.before]
-        end = (vocabulary.token(vocabulary.eos_id),)
-        return {
-            "tokenizer.json": tokenizer_json(vocabulary) | {"post_processor": _post_processor(before, end, vocabulary)}
-        }
     names = (*map(language_token, vocabulary.target_languages), *map(tag_token, vocabulary.tags))
-    if not names:
+    if not vocabulary.before and not names:
         return {}
     content: dict[str, Any] = tokenizer_json(vocabulary)
+    if vocabulary.before:
+        before, end = vocabulary.tokens(vocabulary.before), vocabulary.tokens((vocabulary.eos_id,))
+        return {"tokenizer.json": content | {"post_processor": _post_processor(before, end, vocabulary)}}
     # Special tokens would be split (`split_special_tokens`), so these are ordinary added tokens.
-    added = [
-        {"id": vocabulary.id(name), "content": name, **_FLAGS, "special": False} | {"rstrip": True} for name in names
-    ]
-    return {
-        "tokenizer.json": content
-        | {"added_tokens": sorted([*content["added_tokens"], *added], key=lambda token: int(token["id"]))}
-    }
+    _add_tokens(content, vocabulary, names, _FLAGS | {"special": False, "rstrip": True})
+    return {"tokenizer.json": content}
+
+
+def _add_tokens(
+    content: dict[str, Any], vocabulary: Vocabulary, names: Iterable[str], flags: Mapping[str, bool]
+) -> None:
+    """Add tokens with these flags to the added tokens of a tokenizer.json, whose content is changed in place."""
+    added = [{"id": vocabulary.id(name), "content": name, **flags} for name in names]
+    content["added_tokens"] = sorted([*content["added_tokens"], *added], key=lambda token: int(token["id"]))
 
 
 # --- an encoder alone ---
@@ -618,9 +582,7 @@ def _encoder_files(vocabulary: Vocabulary, config: ModelConfig) -> dict[str, Any
     named = {"cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
     content: dict[str, Any] = tokenizer_json(vocabulary)
     # Special tokens are matched after normalization, which removes the space (▁) before them.
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": True, "special": True}
-    marks = [{"id": vocabulary.id(mark), "content": mark} | flags for mark in SPECIAL_TOKENS]
-    content["added_tokens"] = sorted([*content["added_tokens"], *marks], key=lambda token: int(token["id"]))
+    _add_tokens(content, vocabulary, SPECIAL_TOKENS, _FLAGS | {"normalized": True, "special": True})
     content["normalizer"]["normalizers"] += [
         {"type": "Replace", "pattern": {"String": _SPACE + mark}, "content": mark} for mark in SPECIAL_TOKENS
     ]

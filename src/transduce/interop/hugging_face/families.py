@@ -5,18 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS
-from transduce.interop.hugging_face.import_settings import ACTIVATIONS as IMPORTED_ACTIVATIONS
-from transduce.interop.hugging_face.import_settings import GATES as IMPORTED_GATES
-from transduce.interop.hugging_face.stored_names import (
-    BART_KEYS,
-    BERT_KEYS,
-    DISTILBERT_KEYS,
-    GPT2_KEYS,
-    LLAMA_KEYS,
-    T5_KEYS,
-    Keys,
-)
+from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS, max_sequence_length
+from transduce.interop.hugging_face import import_settings, stored_names
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
@@ -24,8 +14,8 @@ from transduce.model.layer_graph import table
 # Description of a Hugging Face class: the settings under which it computes the same as this package's models.
 
 
-ACTIVATIONS = {ours: theirs for theirs, ours in IMPORTED_ACTIVATIONS.items()}
-GATES = {gated: ACTIVATIONS[plain] for plain, gated in IMPORTED_GATES.items()}
+ACTIVATIONS = {ours: theirs for theirs, ours in import_settings.ACTIVATIONS.items()}
+GATES = {gated: ACTIVATIONS[plain] for plain, gated in import_settings.GATES.items()}
 
 
 class Family(NamedTuple):
@@ -40,7 +30,9 @@ class Family(NamedTuple):
     wanted: Mapping[str, object]
     """The values that the class requires of some of a model's settings, by the setting's name."""
     free: frozenset[str]
-    """Names of settings that may have any value; those neither here nor in `wanted` must have their default values."""
+    """Names of settings that may have any value; a setting that is neither here nor in `wanted` must have its default
+    value.
+    """
     activations: Mapping[str, str]
     """The activation functions that the class supports: a dict from this package's name to Hugging Face's."""
     content: Callable[[ModelConfig], dict[str, Any]]
@@ -60,7 +52,7 @@ class Family(NamedTuple):
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
-    """Return a configuration's settings as a dict by name, with those left at None replaced by the value in effect.
+    """Return a configuration's settings as a dict by name, in which a setting that is None has the value in effect.
 
     Examples are the width of a head and the number of key/value heads, which follow from other settings.
     """
@@ -75,7 +67,7 @@ def effective_settings(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def _written(config: ModelConfig, keys: Keys) -> dict[str, Any]:
+def _written(config: ModelConfig, keys: stored_names.Keys) -> dict[str, Any]:
     """Return a dict of the keys of Hugging Face's config.json that hold settings of this package as they are.
 
     Args:
@@ -91,7 +83,7 @@ def _written(config: ModelConfig, keys: Keys) -> dict[str, Any]:
 
 
 def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
-    return _written(config, GPT2_KEYS) | {
+    return _written(config, stored_names.GPT2_KEYS) | {
         "activation_function": ACTIVATIONS[config.activation],
         "embd_pdrop": config.dropout,
         "tie_word_embeddings": config.tie_output,
@@ -109,7 +101,7 @@ def _llama_config(config: ModelConfig) -> dict[str, Any]:
             "high_freq_factor": config.rotary_scaling.high_frequency_factor,
             "original_max_position_embeddings": config.rotary_scaling.original_length,
         }
-    return _written(config, LLAMA_KEYS) | {
+    return _written(config, stored_names.LLAMA_KEYS) | {
         "hidden_act": GATES[config.activation],
         "max_position_embeddings": MAXIMUM_POSITIONS,
         # transformers 5 reads `rope_parameters`; version 4 reads `rope_theta` and `rope_scaling`.
@@ -164,24 +156,17 @@ LLAMA = Family(
 )
 
 
-def _qwen2_config(config: ModelConfig) -> dict[str, Any]:
-    content = _llama_config(config)
-    for name in ("attention_bias", "mlp_bias"):
-        del content[name]
-    return content | {"use_sliding_window": False}
-
-
-def _qwen3_config(config: ModelConfig) -> dict[str, Any]:
-    content = _llama_config(config)
-    del content["mlp_bias"]
+def _qwen_config(config: ModelConfig, *without: str) -> dict[str, Any]:
+    """Return the class-specific keys of a Qwen's config.json, a dict: Llama's, but without the keys in `without`."""
+    content = {name: value for name, value in _llama_config(config).items() if name not in without}
     return content | {"use_sliding_window": False}
 
 
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that Qwen2's config.json cannot express; empty if none.
 
-    The settings are those of Llama, except that only Qwen2 allows biases of queries, keys and values without one of the
-    attention's output.
+    They are the settings that Llama cannot express, except that Qwen2 has a bias on queries, keys and values without a
+    bias on the attention's output.
     """
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
@@ -191,7 +176,7 @@ QWEN2 = LLAMA._replace(
     model_type="qwen2",
     wanted=dict(LLAMA.wanted) | {"projection_bias": True, "attention_output_bias": False, "feed_forward_bias": False},
     free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
-    content=_qwen2_config,
+    content=lambda config: _qwen_config(config, "attention_bias", "mlp_bias"),
     obstacles=_qwen2_obstacles,
 )
 QWEN3 = LLAMA._replace(
@@ -199,7 +184,7 @@ QWEN3 = LLAMA._replace(
     model_type="qwen3",
     wanted=dict(LLAMA.wanted) | {"attention": "query-key-norm", "feed_forward_bias": False},
     free=LLAMA.free - {"feed_forward_bias"},
-    content=_qwen3_config,
+    content=lambda config: _qwen_config(config, "mlp_bias"),
 )
 
 
@@ -311,7 +296,7 @@ _ALWAYS_FREE = frozenset(
 
 def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
     """Return a dict of the keys that the config.json of BART, mBART, Marian, Pegasus and M2M100 share, for a model."""
-    return _written(config, BART_KEYS) | {
+    return _written(config, stored_names.BART_KEYS) | {
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
@@ -319,7 +304,7 @@ def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
         "activation_function": ACTIVATIONS[config.activation],
         "encoder_layerdrop": 0.0,
         "decoder_layerdrop": 0.0,
-        "max_position_embeddings": config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS,
+        "max_position_embeddings": max_sequence_length(config),
         "share_encoder_decoder_embeddings": config.tie_source_target,
         "tie_word_embeddings": True,
         "normalize_before": config.norm_order == "pre",
@@ -331,7 +316,7 @@ def _bart_like_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _t5_config(config: ModelConfig) -> dict[str, Any]:
-    return _written(config, T5_KEYS) | {
+    return _written(config, stored_names.T5_KEYS) | {
         "feed_forward_proj": _T5_ACTIVATIONS[config.activation],
         # transformers 4.57 scales the decoder's output if and only if `tie_word_embeddings` is true.
         "tie_word_embeddings": config.tie_output and config.output_scale != 1.0,
@@ -356,26 +341,24 @@ def _t5_obstacles(config: ModelConfig) -> list[str]:
 
 
 _BART_FREE = frozenset(("scale_embeddings", "output_bias"))
-_LEARNED = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
-# Only Marian's class supports separate source and target embeddings; both then use the same padding id.
-_SEPARATE_EMBEDDINGS = {"norm_order": "post", "tie_source_target": False}
-
-
-def _bart_family(
-    architecture: str, model_type: str, wanted: Mapping[str, object], *, stores_sinusoids: bool = False
-) -> Family:
-    return Family(
-        architecture,
-        model_type,
-        "transformer",
-        wanted,
-        _BART_FREE,
-        ACTIVATIONS,
-        _bart_like_config,
-        stores_sinusoids=stores_sinusoids,
-    )
-
-
+_LEARNED: dict[str, object] = {"positions": "learned", "position_offset": 2, "embedding_norm": True}
+_PEGASUS = Family(
+    "PegasusForConditionalGeneration",
+    "pegasus",
+    "transformer",
+    {},
+    _BART_FREE,
+    ACTIVATIONS,
+    _bart_like_config,
+    stores_sinusoids=True,
+)
+_MARIAN = _PEGASUS._replace(architecture="MarianMTModel", model_type="marian", wanted={"norm_order": "post"})
+_MBART = _PEGASUS._replace(
+    architecture="MBartForConditionalGeneration", model_type="mbart", wanted=_LEARNED, stores_sinusoids=False
+)
+_BART = _MBART._replace(
+    architecture="BartForConditionalGeneration", model_type="bart", wanted=_LEARNED | {"norm_order": "post"}
+)
 _T5 = Family(
     "T5ForConditionalGeneration",
     "t5",
@@ -403,15 +386,12 @@ _T5 = Family(
     stores_tied_output=lambda config: config.tie_output and config.output_scale == 1.0,
 )
 # The class numbers non-padding positions from the padding id + 1.
-_M2M100 = Family(
-    "M2M100ForConditionalGeneration",
-    "m2m_100",
-    "transformer",
-    {"position_offset": 2, "sinusoids_to_end": True},
-    frozenset(("scale_embeddings",)),
-    ACTIVATIONS,
-    _bart_like_config,
-    lambda config: [
+_M2M100 = _MBART._replace(
+    architecture="M2M100ForConditionalGeneration",
+    model_type="m2m_100",
+    wanted={"position_offset": 2, "sinusoids_to_end": True},
+    free=frozenset(("scale_embeddings",)),
+    obstacles=lambda config: [
         *(["pad_id"] if config.pad_id != 1 else []),
         *(["start_id"] if config.start_id == config.pad_id else []),
     ],
@@ -423,7 +403,7 @@ _M2M100 = Family(
 
 
 def _bert_config(config: ModelConfig) -> dict[str, Any]:
-    return _written(config, BERT_KEYS) | {
+    return _written(config, stored_names.BERT_KEYS) | {
         "hidden_act": ACTIVATIONS[config.activation],
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,
@@ -439,7 +419,7 @@ def _roberta_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _distilbert_config(config: ModelConfig) -> dict[str, Any]:
-    return _written(config, DISTILBERT_KEYS) | {
+    return _written(config, stored_names.DISTILBERT_KEYS) | {
         "activation": ACTIVATIONS[config.activation],
         "seq_classif_dropout": config.dropout,
         "sinusoidal_pos_embds": False,
@@ -447,166 +427,110 @@ def _distilbert_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-_LIKE_BERT = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False}
+def _bert_obstacles(config: ModelConfig) -> list[str]:
+    return ["token_types"] if config.token_types == 0 else []
 
 
-def _encoder_family(
-    model_type: str,
-    content: Callable[[ModelConfig], dict[str, Any]],
-    heads: tuple[str, str, Mapping[str, object]],
-    *free: str,
-    obstacles: Callable[[ModelConfig], list[str]],
-) -> Family:
-    """Return a class whose layers are BERT's.
+def _roberta_obstacles(config: ModelConfig) -> list[str]:
+    """Return a list of the names of a model's settings that RoBERTa's classes cannot express; empty if none.
+
+    The classes number positions from the padding id + 1, as XLM-R and CamemBERT do.
+    """
+    return [
+        *_bert_obstacles(config),
+        *(["position_offset"] if config.position_offset != config.pad_id + 1 else []),
+        # The head for hidden tokens has gelu, whatever the layers have.
+        *(["activation"] if config.masked_language_head and config.activation != "gelu" else []),
+    ]
+
+
+# The classes of encoders without a head, from which `_with_head` makes the others.
+_BERT = Family(
+    "BertModel",
+    "bert",
+    "encoder",
+    {"norm_order": "post", "positions": "learned", "embedding_norm": True, "scale_embeddings": False},
+    frozenset(("output_bias", "norm_epsilon", "token_types")),
+    ACTIVATIONS,
+    _bert_config,
+    _bert_obstacles,
+    automatic="AutoModel",
+    stores_output_bias=False,
+)
+_ROBERTA = _BERT._replace(
+    architecture="RobertaModel",
+    model_type="roberta",
+    free=_BERT.free | {"position_offset"},
+    content=_roberta_config,
+    obstacles=_roberta_obstacles,
+)
+_DISTILBERT = _BERT._replace(
+    architecture="DistilBertModel",
+    model_type="distilbert",
+    wanted=dict(_BERT.wanted) | {"norm_epsilon": 1e-12},
+    free=frozenset(("output_bias",)),
+    content=_distilbert_config,
+    obstacles=lambda _: [],
+)
+_MASKED: dict[str, object] = {"masked_language_head": True, "num_labels": 0}
+_CLASSES: dict[str, object] = {"masked_language_head": False}
+_LABELS: dict[str, object] = {"masked_language_head": False, "token_labels": True}
+
+
+def _with_head(base: Family, head: str, wanted: Mapping[str, object], *free: str) -> Family:
+    """Return the Hugging Face class that has the layers of the class `base` of an encoder, and a head or none.
 
     Args:
-        model_type: the name of the family in config.json.
-        content: returns the class-specific keys of config.json for a model's configuration.
-        heads: the name of the class, that of transformers' automatic class, and the settings that the class requires
-            besides those of BERT's layers.
-        free: names of settings that may have any value.
-        obstacles: returns the names of settings whose combination the class does not support.
+        base: the class without a head, such as `BertModel`.
+        head: the end of the class's name, such as `ForMaskedLM`; empty: the class has no head.
+        wanted: the settings that the class requires besides those of the layers.
+        *free: the names of further settings that may have any value; with `num_labels`, there must be some labels.
     """
-    architecture, automatic, wanted = heads
-    return Family(
-        architecture,
-        model_type,
-        "encoder",
-        _LIKE_BERT | dict(wanted),
-        frozenset(("output_bias", *free)),
-        ACTIVATIONS,
-        content,
-        obstacles,
-        automatic=automatic,
-        stores_output_bias=wanted["masked_language_head"] is True,
+
+    def obstacles(config: ModelConfig) -> list[str]:
+        lacks_labels = "num_labels" in free and config.num_labels == 0
+        return [*base.obstacles(config), *(["num_labels"] if lacks_labels else [])]
+
+    return base._replace(
+        architecture=base.architecture.removesuffix("Model") + (head or "Model"),
+        automatic=f"AutoModel{head}",
+        wanted=dict(base.wanted) | dict(wanted),
+        free=base.free | set(free),
+        obstacles=obstacles,
+        stores_output_bias=bool(wanted["masked_language_head"]),
     )
 
 
-def _bert_family(
-    architecture: str,
-    automatic: str,
-    wanted: Mapping[str, object],
-    *free: str,
-    obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
-) -> Family:
-    return _encoder_family(
-        "bert",
-        _bert_config,
-        (architecture, automatic, wanted),
-        *("norm_epsilon", "token_types", *free),
-        obstacles=lambda config: [*(["token_types"] if config.token_types == 0 else []), *obstacles(config)],
-    )
-
-
-def _roberta_family(
-    architecture: str,
-    automatic: str,
-    wanted: Mapping[str, object],
-    *free: str,
-    obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
-) -> Family:
-    """Return a class of RoBERTa, which numbers positions from the padding id + 1, as XLM-R and CamemBERT do."""
-
-    def all_obstacles(config: ModelConfig) -> list[str]:
-        return [
-            *(["token_types"] if config.token_types == 0 else []),
-            *(["position_offset"] if config.position_offset != config.pad_id + 1 else []),
-            # The head for hidden tokens has gelu, whatever the layers have.
-            *(["activation"] if config.masked_language_head and config.activation != "gelu" else []),
-            *obstacles(config),
-        ]
-
-    return _encoder_family(
-        "roberta",
-        _roberta_config,
-        (architecture, automatic, wanted),
-        *("norm_epsilon", "token_types", "position_offset", *free),
-        obstacles=all_obstacles,
-    )
-
-
-def _distilbert_family(
-    architecture: str,
-    automatic: str,
-    wanted: Mapping[str, object],
-    *free: str,
-    obstacles: Callable[[ModelConfig], list[str]] = lambda _: [],
-) -> Family:
-    heads = (architecture, automatic, {"norm_epsilon": 1e-12} | dict(wanted))
-    return _encoder_family("distilbert", _distilbert_config, heads, *free, obstacles=obstacles)
-
-
-def _lacks_labels(config: ModelConfig) -> list[str]:
-    return ["num_labels"] if config.num_labels == 0 else []
+def _with_label_heads(base: Family) -> list[Family]:
+    """Return a list of the Hugging Face classes with the layers of `base` and BERT's classifiers or no head."""
+    return [
+        _with_head(base, "ForSequenceClassification", _CLASSES, "pooler", "num_labels"),
+        _with_head(base, "ForTokenClassification", _LABELS | {"pooler": False}, "num_labels"),
+        _with_head(base, "", _CLASSES | {"num_labels": 0, "pooler": True}),
+    ]
 
 
 EXPORT_FAMILIES = (
-    _bart_family("PegasusForConditionalGeneration", "pegasus", {}, stores_sinusoids=True),
-    _bart_family("MarianMTModel", "marian", {"norm_order": "post"}, stores_sinusoids=True),
-    _bart_family("MarianMTModel", "marian", _SEPARATE_EMBEDDINGS, stores_sinusoids=True),
-    _bart_family("BartForConditionalGeneration", "bart", _LEARNED | {"norm_order": "post"}),
-    _bart_family("MBartForConditionalGeneration", "mbart", _LEARNED),
+    _PEGASUS,
+    _MARIAN,
+    # Only Marian's class supports separate source and target embeddings; both then use the same padding id.
+    _MARIAN._replace(wanted={"norm_order": "post", "tie_source_target": False}),
+    _BART,
+    _MBART,
     _M2M100,
     _T5,
-    _bert_family("BertForMaskedLM", "AutoModelForMaskedLM", {"masked_language_head": True, "num_labels": 0}, "pooler"),
+    _with_head(_BERT, "ForMaskedLM", _MASKED, "pooler"),
     # The second head is next-sentence prediction.
-    _bert_family(
-        "BertForPreTraining", "AutoModelForPreTraining", {"masked_language_head": True, "num_labels": 2}, "pooler"
+    _with_head(_BERT, "ForPreTraining", _MASKED | {"num_labels": 2}, "pooler"),
+    *_with_label_heads(_BERT),
+    _with_head(_ROBERTA, "ForMaskedLM", _MASKED, "pooler"),
+    *_with_label_heads(_ROBERTA),
+    _with_head(_DISTILBERT, "ForMaskedLM", _MASKED, "pooler_activation"),
+    _with_head(
+        _DISTILBERT, "ForSequenceClassification", _CLASSES | {"pooler_activation": "relu"}, "pooler", "num_labels"
     ),
-    _bert_family(
-        "BertForSequenceClassification",
-        "AutoModelForSequenceClassification",
-        {"masked_language_head": False},
-        "pooler",
-        "num_labels",
-        obstacles=_lacks_labels,
-    ),
-    _bert_family(
-        "BertForTokenClassification",
-        "AutoModelForTokenClassification",
-        {"masked_language_head": False, "token_labels": True, "pooler": False},
-        "num_labels",
-    ),
-    _bert_family("BertModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
-    _roberta_family(
-        "RobertaForMaskedLM", "AutoModelForMaskedLM", {"masked_language_head": True, "num_labels": 0}, "pooler"
-    ),
-    _roberta_family(
-        "RobertaForSequenceClassification",
-        "AutoModelForSequenceClassification",
-        {"masked_language_head": False},
-        *("pooler", "num_labels"),
-        obstacles=_lacks_labels,
-    ),
-    _roberta_family(
-        "RobertaForTokenClassification",
-        "AutoModelForTokenClassification",
-        {"masked_language_head": False, "token_labels": True, "pooler": False},
-        "num_labels",
-        obstacles=_lacks_labels,
-    ),
-    _roberta_family("RobertaModel", "AutoModel", {"masked_language_head": False, "num_labels": 0, "pooler": True}),
-    _distilbert_family(
-        "DistilBertForMaskedLM",
-        "AutoModelForMaskedLM",
-        {"masked_language_head": True, "num_labels": 0},
-        "pooler_activation",
-    ),
-    _distilbert_family(
-        "DistilBertForSequenceClassification",
-        "AutoModelForSequenceClassification",
-        {"masked_language_head": False, "pooler_activation": "relu"},
-        *("pooler", "num_labels"),
-        obstacles=_lacks_labels,
-    ),
-    _distilbert_family(
-        "DistilBertForTokenClassification",
-        "AutoModelForTokenClassification",
-        {"masked_language_head": False, "token_labels": True},
-        *("num_labels", "pooler_activation"),
-        obstacles=_lacks_labels,
-    ),
-    _distilbert_family("DistilBertModel", "AutoModel", {"masked_language_head": False}, "pooler_activation"),
+    _with_head(_DISTILBERT, "ForTokenClassification", _LABELS, "num_labels", "pooler_activation"),
+    _with_head(_DISTILBERT, "", _CLASSES, "pooler_activation"),
     GPT2,
     LLAMA,
     QWEN2,

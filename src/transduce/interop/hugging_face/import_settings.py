@@ -1,20 +1,12 @@
 """Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
+from types import UnionType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import stored_names as names
-from transduce.interop.hugging_face.stored_names import (
-    BART_KEYS,
-    BERT_KEYS,
-    DISTILBERT_KEYS,
-    GPT2_KEYS,
-    LLAMA_KEYS,
-    T5_KEYS,
-    Keys,
-    Settings,
-)
+from transduce.interop.hugging_face.stored_names import Settings
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
@@ -61,10 +53,7 @@ class ConfigReader:
         Raises:
             TransduceError: the value is not an integer, or there is neither a value nor a default.
         """
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(name, "must be a whole number")
-        return value
+        return int(self._value(name, default, int, "must be a whole number"))
 
     def size(self, name: str, default: int | None = None) -> int:
         """Return the positive integer under a key of config.json, or the default if the key is missing or null.
@@ -83,10 +72,7 @@ class ConfigReader:
         Raises:
             TransduceError: the value is not a number.
         """
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(name, "must be a number")
-        return float(value)
+        return float(self._value(name, default, int | float, "must be a number"))
 
     def flag(self, name: str, default: bool) -> bool:
         """Return the boolean under a key of config.json, or the default if the key is missing or null.
@@ -94,10 +80,7 @@ class ConfigReader:
         Raises:
             TransduceError: the value is not a boolean.
         """
-        value = self._value(name, default)
-        if not isinstance(value, bool):
-            self.refuse(name, "must be true or false")
-        return value
+        return bool(self._value(name, default, bool, "must be true or false"))
 
     def optional_id(self, name: str) -> int | None:
         """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
@@ -122,9 +105,10 @@ class ConfigReader:
         Raises:
             TransduceError: the function is not supported.
         """
-        value = self._value(name, default)
+        rule = f"must be one of {', '.join(ACTIVATIONS)}"
+        value = self._value(name, default, str, rule)
         if value not in ACTIVATIONS:
-            self.refuse(name, f"must be one of {', '.join(ACTIVATIONS)}")
+            self.refuse(name, rule)
         return ACTIVATIONS[value]
 
     def same(self, first: str, second: str) -> int:
@@ -161,16 +145,26 @@ class ConfigReader:
             f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
         )
 
-    def _value(self, name: str, default: object) -> Any:
+    def _value(self, name: str, default: object, kind: type | UnionType, rule: str) -> Any:
+        """Return the value under a key of config.json, or the default if the key is missing or null.
+
+        Args:
+            name: the key.
+            default: the default; None: the key must be present.
+            kind: the type or types of the value; a boolean is no number.
+            rule: the rule that a value of another type breaks, for the message.
+        """
         value = self.content.get(name)
         if value is None:
             value = default
         if value is None:
             raise TransduceError(f"{self.location} must set `{name}`, but does not.")
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            self.refuse(name, rule)
         return value
 
 
-def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
+def _read_keys(config: ConfigReader, keys: names.Keys) -> Settings:
     settings: Settings = {}
     for setting, (name, default) in keys.items():
         value = default(settings) if callable(default) else default
@@ -189,8 +183,7 @@ def _read_keys(config: ConfigReader, keys: Keys) -> Settings:
 
 def _bart_like(config: ConfigReader) -> Settings:
     """Return a dict of the model settings that BART, mBART, Marian, Pegasus and M2M100 share, from a config.json."""
-    return _read_keys(config, BART_KEYS) | {
-        "kind": "transformer",
+    return _read_keys(config, names.BART_KEYS) | {
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
         "num_heads": config.same("encoder_attention_heads", "decoder_attention_heads"),
         "activation": config.activation("activation_function", "gelu"),
@@ -242,7 +235,7 @@ def m2m100(config: ConfigReader) -> Settings:
 
 def t5(config: ConfigReader) -> Settings:
     """Convert a T5's config.json to a dict of model settings, with relative positions, and a gate if it has one."""
-    settings = _read_keys(config, T5_KEYS)
+    settings = _read_keys(config, names.T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
     name = str(projection).removeprefix("gated-")
@@ -255,7 +248,6 @@ def t5(config: ConfigReader) -> Settings:
     activation = ACTIVATIONS[name]
     scales_output = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", default=True))
     return settings | {
-        "kind": "transformer",
         "activation": GATES[activation] if gated else activation,
         "norm": "rms",
         "bias": False,
@@ -277,12 +269,11 @@ def mt5(config: ConfigReader) -> Settings:
 def bert(config: ConfigReader) -> Settings:
     """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
-    return _read_keys(config, BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    return _read_keys(config, names.BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
 
 
 def _bert_like(activation: str) -> Settings:
     return {
-        "kind": "encoder",
         "activation": activation,
         "norm_order": "post",
         "positions": "learned",
@@ -297,7 +288,7 @@ def distilbert(config: ConfigReader) -> Settings:
     The stored positions count, whether they are learned or (`sinusoidal_pos_embds`) sinusoids.
     """
     return (
-        _read_keys(config, DISTILBERT_KEYS)
+        _read_keys(config, names.DISTILBERT_KEYS)
         | _bert_like(config.activation("activation", "gelu"))
         | {"norm_epsilon": 1e-12, "pooler_activation": "relu"}
     )
@@ -335,9 +326,8 @@ def gpt2(config: ConfigReader) -> Settings:
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
-        | _read_keys(config, GPT2_KEYS)
+        | _read_keys(config, names.GPT2_KEYS)
         | {
-            "kind": "decoder",
             "activation": config.activation("activation_function", "gelu_new"),
             "positions": "learned",
             "scale_embeddings": False,
@@ -347,9 +337,8 @@ def gpt2(config: ConfigReader) -> Settings:
 
 def llama(config: ConfigReader) -> Settings:
     """Convert a Llama's config.json to a dict of a decoder's settings, with RMS norm, rotary positions and a gate."""
-    settings = _special_ids(config) | _rope(config) | _read_keys(config, LLAMA_KEYS)
+    settings = _special_ids(config) | _rope(config) | _read_keys(config, names.LLAMA_KEYS)
     return settings | {
-        "kind": "decoder",
         "d_v": settings["d_k"],
         "dropout": 0.0,
         "activation": GATES[config.activation("hidden_act", "silu")],
@@ -459,7 +448,7 @@ class ImportFamily(NamedTuple):
     numbers_by_padding: bool = False
     """True if positions are numbered from the padding id + 1, without tokens that have this id."""
     fairseq: bool = False
-    """True if token ids are those of the sentencepiece model, shifted by fairseq's special tokens."""
+    """True if the sentencepiece model's token ids are shifted by 1, after the special tokens of fairseq."""
 
 
 _ROBERTA = ImportFamily("encoder", roberta, names.ROBERTA, begins_text=True, gelu_head=True, numbers_by_padding=True)
@@ -491,7 +480,11 @@ _UNSUPPORTED_HEADS = {
     "ForQuestionAnswering": "finds answers in a text",
     "ForMultipleChoice": "chooses among several texts",
 }
-_CLASSIFIER_SUFFIXES = {"ForSequenceClassification": "a text", "ForTokenClassification": "each token"}
+# Purposes of classes whose head has a counterpart for an encoder alone.
+_CLASSIFIERS = {
+    "ForSequenceClassification": "classifies a text by a decoder",
+    "ForTokenClassification": "classifies each token by a decoder",
+}
 
 
 def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
@@ -517,13 +510,8 @@ def check_config(content: Mapping[str, Any], location: str) -> ImportFamily:
         )
     architectures = content.get("architectures")
     for name in filter(lambda each: isinstance(each, str), architectures if isinstance(architectures, list) else ()):
-        purpose = next(
-            (description for suffix, description in _UNSUPPORTED_HEADS.items() if name.endswith(suffix)), None
-        )
-        classified = next((what for suffix, what in _CLASSIFIER_SUFFIXES.items() if name.endswith(suffix)), None)
-        if classified is not None and family.kind != "encoder":
-            purpose = f"classifies {classified} by a decoder"
-        if purpose is not None:
+        heads = _UNSUPPORTED_HEADS | ({} if family.kind == "encoder" else _CLASSIFIERS)
+        if (purpose := next((does for suffix, does in heads.items() if name.endswith(suffix)), None)) is not None:
             raise TransduceError(f"{location}: {name} {purpose}, and a model with this head cannot be imported.")
     return family
 
@@ -598,7 +586,7 @@ def import_generation(
         )
     no_repeated_ngrams = reader.whole("no_repeat_ngram_size", 0)
     try:
-        forbidden_ids = _forbidden_ids(values, _ends(generation) or _ends(config), location)
+        forbidden_ids = _forbidden_ids(values, end_ids(generation) or end_ids(config), location)
         if no_repeated_ngrams == 1:  # to `generate`, the start symbol is a token of the text, which must not repeat
             forbidden_ids |= _start_ids(generation, config)
         return SearchSettings(
@@ -701,7 +689,7 @@ def _min_length(values: ConfigReader) -> int:
 def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: str) -> set[int]:
     """Return a set of the token ids that Hugging Face's generation settings forbid.
 
-    As in `generate`, the end symbols (`ends`) in `bad_words_ids` are left out, but not those in `suppress_tokens`.
+    As in `generate`, an end symbol (`ends`) in `bad_words_ids` is left out, but one in `suppress_tokens` is not.
 
     Raises:
         TransduceError: a sequence of several tokens is forbidden.
@@ -715,10 +703,14 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
     return {*(word[0] for word in words if word[0] not in ends), *(values.get("suppress_tokens") or ())}
 
 
-def _ends(content: Mapping[str, Any]) -> list[Any]:
-    """Return a list of the end symbols' ids that a JSON file of a Hugging Face folder states; empty without any."""
-    ends = content.get("eos_token_id")
-    return ends if isinstance(ends, list) else [ends] if ends is not None else []
+def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
+
+    The setting may be one id; without the setting, the tuple is empty.
+    """
+    value = content.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
 
 
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:

@@ -3,6 +3,7 @@
 import re
 import struct
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -62,6 +63,20 @@ class TokenizerFiles:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise TransduceError(f"{self.location}/{name} cannot be read: {error}.") from error
 
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The content of tokenizer_config.json, a dict, empty if there is no such file."""
+        return self.json("tokenizer_config.json")
+
+    def special_tokens(self, *names: str) -> list[str]:
+        """Return a list of the tokens that the folder names under these keys, such as `pad_token`.
+
+        Tokens in special_tokens_map.json precede tokens in tokenizer_config.json; a key that a file lacks adds none.
+        """
+        contents = (self.json("special_tokens_map.json"), self.settings)
+        texts = (text_of(content.get(name)) for content in contents for name in names)
+        return [text for text in texts if text is not None]
+
     def needed(self, name: str) -> bytes:
         """Return the bytes of a tokenizer file that must exist.
 
@@ -95,8 +110,7 @@ class TokenizerFiles:
 
         The files are special_tokens_map.json and tokenizer_config.json; the result is empty if neither lists any.
         """
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):
-            content = self.json(name)
+        for content in (self.json("special_tokens_map.json"), self.settings):
             listed = content.get("additional_special_tokens") or content.get("extra_special_tokens")
             if isinstance(listed, list):
                 return [text for text in map(text_of, listed) if text is not None]
@@ -143,7 +157,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
     Raises:
         TransduceError: the family's numbering is unknown.
     """
-    settings = files.json("tokenizer_config.json")
+    settings = files.settings
     if model_type == "m2m_100" and files.read("vocab.json") is not None:
         return _m2m100_ids(files)
     if IMPORT_FAMILIES[model_type].fairseq:
@@ -184,9 +198,9 @@ def _added_count(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _m2m100_ids(files: TokenizerFiles) -> dict[str, int]:
-    """Return a dict from tokens to ids, with those in an M2M100's vocab.json and the language tags.
+    """Return a dict from the tokens in an M2M100's vocab.json, and from the language tags, to their ids.
 
-    If the folder's files do not list the tags, these get ids after all others, in the usual order of M2M100's
+    If the folder's files do not list the tags, the tags get ids after all tokens, in the usual order of M2M100's
     languages.
     """
     ids = files.table("vocab.json")
@@ -283,7 +297,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         pad_id=special["pad_id"],
         eos_id=special["eos_id"],
         unk_id=special["unk_id"],
-        symbols=tuple(token.text if token.symbol == Symbol(token.text) else token.symbol for token in symbols),
+        symbols=tuple(token.stored for token in symbols),
         silent=tuple(
             sorted({*tags, *before, *silent_symbols, *(parts.ids[text] for text in control if text in parts.ids)})
         ),
@@ -393,32 +407,31 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     tables = [files.table("vocab.json")] * 2
     if files.read("target_vocab.json") is not None:
         tables[1] = files.table("target_vocab.json")
-    sides = []
-    for name, ids, size in zip(("source.spm", "target.spm"), tables, model.sizes, strict=True):
-        if model.pad_id is None or model.eos_id is None or "<unk>" not in ids:
-            raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
-        if model.pad_id == model.eos_id:
-            raise TransduceError(
-                f"{files.location}/config.json: `pad_token_id` must differ from `eos_token_id`, but both are "
-                f"{model.pad_id}."
-            )
-        tags = tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece))
-        sides.append(
-            ImportedVocabularyRecord(
-                algorithm=SentencePieceRecord(files.needed(name)),
-                ids=ids,
-                size=size,
-                pad_id=model.pad_id,
-                eos_id=model.eos_id,
-                unk_id=ids["<unk>"],
-                first_symbols=tags,
-                silent=tuple(ids[tag] for tag in tags),
-                after=(model.eos_id,),
-            )
+    pad_id, eos_id = model.pad_id, model.eos_id
+    if pad_id is None or eos_id is None or any("<unk>" not in ids for ids in tables):
+        raise TransduceError(f"{files.location} must specify the ids of padding, end and <unk>, but does not.")
+    if pad_id == eos_id:
+        raise TransduceError(
+            f"{files.location}/config.json: `pad_token_id` must differ from `eos_token_id`, but both are {pad_id}."
         )
-    tags_by_language = {tag.strip("<>"): tables[0][tag] for tag in sides[0].first_symbols}
+    tags = [tuple(piece for piece in ids if _OPUS_TAG.fullmatch(piece)) for ids in tables]
+    source, target = (
+        ImportedVocabularyRecord(
+            algorithm=SentencePieceRecord(files.needed(name)),
+            ids=ids,
+            size=size,
+            pad_id=pad_id,
+            eos_id=eos_id,
+            unk_id=ids["<unk>"],
+            first_symbols=own_tags,
+            silent=tuple(ids[tag] for tag in own_tags),
+            after=(eos_id,),
+        )
+        for name, ids, size, own_tags in zip(("source.spm", "target.spm"), tables, model.sizes, tags, strict=True)
+    )
+    tags_by_language = {tag.strip("<>"): source.ids[tag] for tag in source.first_symbols}
     languages = Languages(tags=tags_by_language, target_tag="source") if tags_by_language else None
-    return ImportedTokenizerRecord(source=sides[0], target=sides[1], languages=languages)
+    return ImportedTokenizerRecord(source=source, target=target, languages=languages)
 
 
 def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
@@ -432,16 +445,15 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
     """
     content, model_type = files.json("tokenizer.json"), known.model_type
     model = files.sentencepiece()
+    class_name = _class_name(files, model_type)
+    is_llama = class_name == "LlamaTokenizer" and model_type == "llama"
     if content:
-        settings = files.json("tokenizer_config.json")
-        class_name = _class_name(files, model_type)
-        content = _with_class_settings(content, settings, class_name)
-        if class_name == "LlamaTokenizer" and model_type == "llama" and merges_characters(content):
-            content = _llama_pipeline(content, settings)
+        content = _with_class_settings(content, files.settings, class_name)
+        if is_llama and merges_characters(content):
+            content = _llama_pipeline(content, files.settings)
         parts = read_tokenizer_json(content, f"{files.location}/tokenizer.json")
-        parts = _with_configured_tokens(parts, len(content["model"]["vocab"]), settings)
         names = () if class_name in _BERT_CLASSES else ("cls_token", "sep_token")
-        parts = _with_special_tokens(parts, len(content["model"]["vocab"]), files, known.sizes[0], without=names)
+        parts = _with_named_tokens(parts, len(content["model"]["vocab"]), files, known.sizes[0], without=names)
         if class_name in _BERT_CLASSES and content.get("post_processor") is not None:
             parts = _between_bert_tokens(files, parts)
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
@@ -449,18 +461,16 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
             return parts
         return parts._replace(algorithm=SentencePieceRecord(model))
     if model is not None:
-        settings = files.json("tokenizer_config.json")
-        is_llama = model_type == "llama" and _class_name(files, model_type) == "LlamaTokenizer"
-        spaces = _space_scheme(settings) if is_llama else "kept" if known.family.kind == "decoder" else "model"
+        spaces = _space_scheme(files.settings) if is_llama else "kept" if known.family.kind == "decoder" else "model"
         ids = sentencepiece_ids(files, model_type, [piece.text for piece in read_pieces(model)])
         parts = _with_added(files, SentencePieceRecord(model, spaces), ids)
-        adds_start = IMPORT_FAMILIES[model_type].begins_text and settings.get("add_bos_token", True)
+        adds_start = IMPORT_FAMILIES[model_type].begins_text and files.settings.get("add_bos_token", True)
         return parts._replace(before=(ids["<s>"],)) if adds_start and "<s>" in ids else parts
     if files.read("vocab.txt") is not None:
         return _read_bert_files(files)
     if files.read("merges.txt") is not None:
         return _read_byte_level_files(files, adds_start=IMPORT_FAMILIES[model_type].begins_text)
-    named_class = files.json("tokenizer_config.json").get("tokenizer_class")
+    named_class = files.settings.get("tokenizer_class")
     if named_class in _UNSUPPORTED_CLASSES:
         raise TransduceError(
             f"{files.location} has the tokenizer {named_class}, which {_UNSUPPORTED_CLASSES[named_class]} and cannot "
@@ -544,50 +554,40 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     }
 
 
-def _with_configured_tokens(parts: TokenizerParts, learned: int, settings: Mapping[str, Any]) -> TokenizerParts:
-    """Return the `TokenizerParts` of a tokenizer.json with the added tokens of tokenizer_config.json.
-
-    As in transformers, tokenizer_config.json decides on the flags of a token that both files have, and a token that
-    tokenizer.json lacks gets the next free id.
-
-    Args:
-        parts: what was read from the tokenizer.json.
-        learned: the number of tokens in the learned vocabulary.
-        settings: the content of tokenizer_config.json.
-    """
-    entries = settings.get("added_tokens_decoder") or {}
-    ids, added = dict(parts.ids), {token.text: token for token in parts.added}
-    for key in sorted(entries, key=int):
-        text = entries[key]["content"]
-        if text not in ids:
-            ids[text] = max([learned, *(token.id + 1 for token in added.values())])
-        added[text] = added_token(ids[text], entries[key])
-    return parts._replace(ids=ids, added=tuple(added.values()))
-
-
-def _with_special_tokens(
+def _with_named_tokens(
     parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
 ) -> TokenizerParts:
-    """Return the `TokenizerParts` of a tokenizer.json with the special tokens that the folder's other files name.
+    """Return the `TokenizerParts` of a tokenizer.json with the tokens that the folder's other files add and name.
 
-    As in transformers, a token that the vocabulary lacks gets the next free id. A token without an embedding, for which
+    As in transformers, the added tokens of tokenizer_config.json decide on the flags of a token that both files have,
+    and a token that the vocabulary lacks gets the next free id. A special token without an embedding, for which
     transformers fails, stays ordinary text.
 
     Args:
-        parts: what was read from the tokenizer.json, with the added tokens of tokenizer_config.json.
+        parts: what was read from the tokenizer.json.
         learned: the number of tokens in the learned vocabulary.
         files: the files of the tokenizer.
         size: the number of the model's embeddings.
         without: settings such as `cls_token` whose tokens take an id but are not added, as tokenizer.json decides about
             them.
     """
-    settings = files.json("special_tokens_map.json") | files.json("tokenizer_config.json")
+    ids, added = dict(parts.ids), {token.text: token for token in parts.added}
+
+    def free_id() -> int:
+        return max([learned, *(token.id + 1 for token in added.values())])
+
+    entries = files.settings.get("added_tokens_decoder") or {}
+    for key in sorted(entries, key=int):
+        text = entries[key]["content"]
+        if text not in ids:
+            ids[text] = free_id()
+        added[text] = added_token(ids[text], entries[key])
+    settings = files.json("special_tokens_map.json") | files.settings
     listed = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or {}
     others = [name for name in settings if name.endswith("_token") and name not in _SPECIAL_TOKENS]
     named = [(name, settings.get(name)) for name in (*_SPECIAL_TOKENS, *others)]
     named += list(listed.items()) if isinstance(listed, dict) else [("", token) for token in listed]
-    ids, added = dict(parts.ids), {token.text: token for token in parts.added}
-    free = max([learned, *(token.id + 1 for token in added.values())])
+    free = free_id()
     for name, token in named:
         text = text_of(token)
         if not text or text in added:
@@ -617,7 +617,7 @@ def _with_added(files: TokenizerFiles, algorithm: TokenizationRecord, ids: dict[
     """
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     configured = {}
-    for id, token in files.json("tokenizer_config.json").get("added_tokens_decoder", {}).items():
+    for id, token in files.settings.get("added_tokens_decoder", {}).items():
         configured[token["content"]] = added_token(int(id), token)
         extra[token["content"]] = int(id)
     for text in files.extra_tokens():
@@ -638,7 +638,7 @@ def _with_added(files: TokenizerFiles, algorithm: TokenizationRecord, ids: dict[
 def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
     lines = files.needed("vocab.txt").decode("utf-8", "replace").rstrip("\n").split("\n")
     ids = {line.rstrip("\r"): id for id, line in enumerate(lines)}
-    settings = files.json("tokenizer_config.json")
+    settings = files.settings
     lowercase = bool(settings.get("do_lower_case", True))
     strip = settings.get("strip_accents")
     algorithm = WordPieceRecord(
@@ -667,7 +667,7 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
     lines = files.needed("merges.txt").decode("utf-8", "replace").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     merges = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
-    settings = files.json("tokenizer_config.json")
+    settings = files.settings
     space_first = bool(settings.get("add_prefix_space", False))
     parts = _with_added(files, ByteLevelBpeRecord(merges=merges, space_first=space_first), ids)
     start = "<s>" if adds_start else text_of(settings.get("bos_token", "<|endoftext|>"))
@@ -724,18 +724,14 @@ def _text_ids(files: TokenizerFiles, parts: TokenizerParts) -> set[int]:
 
 
 def _token_id(files: TokenizerFiles, ids: Mapping[str, int], name: str) -> int | None:
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        text = text_of(files.json(file).get(name))
-        if text is not None and text in ids:
-            return ids[text]
-    return None
+    return next((ids[text] for text in files.special_tokens(name) if text in ids), None)
 
 
 def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapping[str, int]) -> set[str]:
     """Return a set of the texts of an imported tokenizer's special tokens: start, end, padding, unknown.
 
-    The tokens are those that the tokenizer's files name, those with the ids in `special`, and the usual ones such as
-    `</s>`. In a text they are plain characters, except for a language model.
+    The set holds the tokens that the tokenizer's files name, the tokens with the ids in `special`, and the usual ones
+    such as `</s>`. In a text they are plain characters, except for a language model.
     """
     return _named_special_tokens(files) | {text for text, id in ids.items() if id in special.values()}
 
@@ -743,13 +739,7 @@ def _control_tokens(files: TokenizerFiles, special: Mapping[str, int], ids: Mapp
 def _named_special_tokens(files: TokenizerFiles) -> set[str]:
     """Return a set of the texts of the special tokens that a tokenizer's files name, and of the usual ones."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token")
-    configured = {
-        text_of(files.json(file).get(name))
-        for file in ("special_tokens_map.json", "tokenizer_config.json")
-        for name in names
-    }
-    defaults = {"<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"}
-    return {text for text in configured if text is not None} | defaults
+    return {*files.special_tokens(*names), "<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"}
 
 
 def _prompt_tokens(files: TokenizerFiles, parts: TokenizerParts) -> tuple[AddedToken, ...]:
@@ -787,7 +777,7 @@ def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) ->
             f"{files.location} must name the languages of its tokenizer, but its files do not: load the tokenizer with "
             "transformers and save it, which writes tokenizer.json."
         )
-    settings = files.json("tokenizer_config.json")
+    settings = files.settings
     has_first_tag = model.model_type == "m2m_100" or "50" in str(settings.get("tokenizer_class"))
     # The first NLLB tokenizers put the source tag after the end symbol.
     is_before = has_first_tag and not settings.get("legacy_behaviour")

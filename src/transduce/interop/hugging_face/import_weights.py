@@ -3,9 +3,8 @@
 Legend: V vocabulary, D model width.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +147,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     location = f"{stored.location}/config.json"
     rules, model_type = check_config(content, location), content["model_type"]
     reader = ConfigReader(content, location)
-    settings = rules.settings(reader) | special_ids
+    settings = rules.settings(reader) | special_ids | {"kind": rules.kind}
     _refuse_quantized(stored)
     stored = stored.with_prefix(rules.names.prefix)
     family = names_of(model_type, stored.names)
@@ -163,7 +162,10 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
         family = family._replace(ignored=rf"{family.ignored}|(bert|roberta)\.pooler\.dense\.(weight|bias)")
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, location)
-    sources = _collect(family, stored, config)
+    with torch.device("meta"):
+        skeleton = build_model(config)
+    outline = {name: parameter.detach() for name, parameter in skeleton.named_parameters()}
+    sources = _collect(family, stored, outline)
     sources["source_weight"] = StoredParameter((tables.source,))
     if not config.tie_source_target:
         sources["own_target_weight"] = StoredParameter((tables.target,))
@@ -171,10 +173,8 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
         sources["own_output_weight"] = StoredParameter((tables.output,))
     if bias is not None:
         sources["output_bias"] = StoredParameter((bias,), "flat")
-    with torch.device("meta"):
-        skeleton = build_model(config)
-    outline = {name: parameter.detach() for name, parameter in skeleton.named_parameters()}
-    _check_shapes(stored, sources, outline)
+    for name, expected in outline.items():
+        check_shape(stored.location, name, _shape_of(stored, sources[name]), expected.shape)
     _check_sinusoids(stored, config)
     functions = {name: partial(_read_parameter, stored, name, sources[name]) for name in outline}
     return ImportedModel(config, LazyTensors(functions, outline))
@@ -241,11 +241,11 @@ def _read_tables(
                 f"{tuple(stored.shape(name))}."
             )
     shared = family.shared if family.shared in present else present[0]
+    is_two_sided = settings["kind"] == "transformer"
+    source = family.source if family.source in present and is_two_sided else shared
     target = family.target if family.target in present else shared
     output = family.output if family.output in present else target
-    if settings["kind"] != "transformer":
-        return _Tables(shared, shared, output)
-    return _Tables(family.source if family.source in present else shared, target, output)
+    return _Tables(source, target if is_two_sided else shared, output)
 
 
 def _ties(stored: StoredTensors, tables: _Tables, pad_id: int) -> dict[str, bool]:
@@ -333,13 +333,13 @@ def _config(settings: Mapping[str, Any], location: str) -> ModelConfig:
     return config
 
 
-def _collect(family: StoredNames, stored: StoredTensors, config: ModelConfig) -> dict[str, StoredParameter]:
+def _collect(family: StoredNames, stored: StoredTensors, parameters: Collection[str]) -> dict[str, StoredParameter]:
     """Find the stored tensors for each parameter except the embeddings, the output projection and its bias.
 
     Args:
         family: the names of the family's tensors.
         stored: the folder's tensors.
-        config: the model's configuration, which determines the parameters.
+        parameters: this package's names of the model's parameters.
 
     Returns:
         A dict from this package's name of each parameter to the `StoredParameter` of which it is made.
@@ -347,10 +347,8 @@ def _collect(family: StoredNames, stored: StoredTensors, config: ModelConfig) ->
     Raises:
         TransduceError: a tensor is missing or unused.
     """
-    with torch.device("meta"):
-        skeleton = build_model(config)
     tables = ("source_weight", "own_target_weight", "own_output_weight", "output_bias")
-    entries = {name: find_names(family.names, name) for name, _ in skeleton.named_parameters() if name not in tables}
+    entries = {name: find_names(family.names, name) for name in parameters if name not in tables}
     used = {family.shared, family.source, family.target, family.output, *family.output_bias}
     missing = [name for name, entry in entries.items() if entry is None]
     for entry in entries.values():
@@ -371,13 +369,8 @@ def _shape_of(stored: StoredTensors, source: StoredParameter) -> tuple[int, ...]
         TransduceError: the tensors cannot be concatenated by rows.
     """
     shapes = {name: tuple(stored.shape(name)) for name in source.names}
-    if source.layout == "transposed":
-        shapes = {name: shape[::-1] if len(shape) == 2 else shape for name, shape in shapes.items()}
     check_rows(stored.location, shapes)
-    first = next(iter(shapes.values()))
-    if source.layout == "flat":
-        return (math.prod(first),)
-    return (sum(shape[0] for shape in shapes.values()), *first[1:])
+    return tuple(source.restore([torch.empty(shape, device="meta") for shape in shapes.values()]).shape)
 
 
 def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
@@ -398,8 +391,3 @@ def _check_sinusoids(stored: StoredTensors, config: ModelConfig) -> None:
                 f"{stored.location}: {name} must hold sines, then cosines, of the positions for a model that can be "
                 "imported, but holds something else."
             )
-
-
-def _check_shapes(stored: StoredTensors, sources: Mapping[str, StoredParameter], outline: Mapping[str, Tensor]) -> None:
-    for name, expected in outline.items():
-        check_shape(stored.location, name, _shape_of(stored, sources[name]), expected.shape)

@@ -72,6 +72,11 @@ class ImportedVocabularyRecord(msgspec.Struct, frozen=True, forbid_unknown_field
     special_tokens: tuple[str, str, str] = SPECIAL_TOKENS
     """An encoder's special tokens, as a tuple: for the start of a text, the end of a text, and a masked token."""
 
+    def all_symbols(self) -> list[Symbol]:
+        """Return a list of the tokens that are recognized in a text and never split, each one as a `Symbol`."""
+        symbols = [Symbol(each) if isinstance(each, str) else each for each in self.symbols]
+        return [*symbols, *(Symbol(text, spaces_before=True) for text in self.joined_symbols)]
+
     def __post_init__(self) -> None:
         symbols = (self.pad_id, self.eos_id, self.unk_id, *self.before, *self.after, *self.other_ends)
         used = (*self.ids.values(), *symbols)
@@ -106,8 +111,7 @@ class ImportedVocabulary(Vocabulary):
         self.special_token_names = record.special_tokens
         # Without a sentencepiece model, other parts of the package cannot inspect how words are split.
         self.model_bytes = b""
-        record_symbols = [Symbol(symbol) if isinstance(symbol, str) else symbol for symbol in record.symbols]
-        symbols = [*record_symbols, *(Symbol(text, spaces_before=True) for text in record.joined_symbols)]
+        symbols = record.all_symbols()
         self.writes_line_feeds = not record.keeps_line_feeds and "\n" in record.symbols
         algorithm = record.algorithm
         if isinstance(algorithm, TokenizerJson):
@@ -459,7 +463,7 @@ def _tag_source(record: ImportedTokenizerRecord, languages: Languages, language:
         vocabulary = msgspec.structs.replace(vocabulary, before=(tag,))
     elif languages.source_tag == "after":
         vocabulary = msgspec.structs.replace(vocabulary, after=(vocabulary.eos_id, tag))
-    target = record.target if record.target is not None else record.source
+    target = record.target or record.source
     return msgspec.structs.replace(record, source=vocabulary, target=None if vocabulary == target else target)
 
 
@@ -470,7 +474,7 @@ def _tag_target(record: ImportedTokenizerRecord, languages: Languages, language:
             record, source=msgspec.structs.replace(record.source, before=(tag,)), target=record.target or record.source
         )
     if languages.target_tag == "first":
-        vocabulary = record.target if record.target is not None else record.source
+        vocabulary = record.target or record.source
         vocabulary = msgspec.structs.replace(vocabulary, before=(tag,), forced=(tag,), after=(vocabulary.eos_id,))
         return msgspec.structs.replace(record, target=vocabulary)
     return record

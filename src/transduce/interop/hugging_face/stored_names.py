@@ -1,4 +1,4 @@
-"""Map this package's names of parameters and settings to those in Hugging Face's files, by tables for each family.
+"""Map this package's names of parameters and settings to the names in Hugging Face's files, by tables for each family.
 
 In the names of parameters, `{n}` is the number of a layer, `{p}` is `weight` or `bias`. If several stored matrices form
 one matrix of this package, their rows are concatenated.
@@ -196,24 +196,21 @@ def _bert_names(base: str) -> tuple[Names, ...]:
     )
 
 
-def _distilbert_names() -> tuple[Names, ...]:
-    ours, theirs = "layers.{n}", "distilbert.transformer.layer.{n}"
-    return (
-        _projection(f"{ours}.self_attention", f"{theirs}.attention", ("q_lin", "k_lin", "v_lin")),
-        _same_name(f"{ours}.self_attention.output", f"{theirs}.attention.out_lin"),
-        _same_name(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.sa_layer_norm"),
-        _same_name(f"{ours}.feed_forward.inner", f"{theirs}.ffn.lin1"),
-        _same_name(f"{ours}.feed_forward.outer", f"{theirs}.ffn.lin2"),
-        _same_name(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.output_layer_norm"),
-        _same_name("embedding.norm", "distilbert.embeddings.LayerNorm"),
-        Names("embedding.positions.weight", ("distilbert.embeddings.position_embeddings.weight",)),
-        _same_name("masked_language_head.dense", "vocab_transform"),
-        _same_name("masked_language_head.norm", "vocab_layer_norm"),
-        _same_name("pooler", "pre_classifier"),
-        _same_name("classifier", "classifier"),
-    )
-
-
+_DISTILBERT_LAYER = "distilbert.transformer.layer.{n}"
+_DISTILBERT_NAMES = (
+    _projection("layers.{n}.self_attention", f"{_DISTILBERT_LAYER}.attention", ("q_lin", "k_lin", "v_lin")),
+    _same_name("layers.{n}.self_attention.output", f"{_DISTILBERT_LAYER}.attention.out_lin"),
+    _same_name("layers.{n}.self_attention_residual.{norm}", f"{_DISTILBERT_LAYER}.sa_layer_norm"),
+    _same_name("layers.{n}.feed_forward.inner", f"{_DISTILBERT_LAYER}.ffn.lin1"),
+    _same_name("layers.{n}.feed_forward.outer", f"{_DISTILBERT_LAYER}.ffn.lin2"),
+    _same_name("layers.{n}.feed_forward_residual.{norm}", f"{_DISTILBERT_LAYER}.output_layer_norm"),
+    _same_name("embedding.norm", "distilbert.embeddings.LayerNorm"),
+    Names("embedding.positions.weight", ("distilbert.embeddings.position_embeddings.weight",)),
+    _same_name("masked_language_head.dense", "vocab_transform"),
+    _same_name("masked_language_head.norm", "vocab_layer_norm"),
+    _same_name("pooler", "pre_classifier"),
+    _same_name("classifier", "classifier"),
+)
 _BERT_HEADS = (
     _same_name("masked_language_head.dense", "cls.predictions.transform.dense"),
     _same_name("masked_language_head.norm", "cls.predictions.transform.LayerNorm"),
@@ -305,7 +302,7 @@ BERT = StoredNames(
     ignored=r"bert\.embeddings\.position_ids|cls\.seq_relationship\.(weight|bias)",
 )
 DISTILBERT = StoredNames(
-    names=_distilbert_names(),
+    names=_DISTILBERT_NAMES,
     shared="distilbert.embeddings.word_embeddings.weight",
     output="vocab_projector.weight",
     output_bias=("vocab_projector.bias",),
@@ -355,10 +352,8 @@ def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
-    if family is ELECTRA and "classifier.dense.weight" in present:
-        return _CLASSIFIER_ELECTRA
-    if family is ROBERTA and "classifier.dense.weight" in present:
-        return _CLASSIFIER_ROBERTA
+    if family in (ELECTRA, ROBERTA) and "classifier.dense.weight" in present:
+        return _CLASSIFIER_ELECTRA if family is ELECTRA else _CLASSIFIER_ROBERTA
     if family is ROBERTA and "classifier.weight" in present:
         return _TAGGER_ROBERTA
     return family
@@ -374,16 +369,9 @@ def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
     for entry in table:
         match = _pattern(entry.ours).fullmatch(name)
         if match is not None:
-            values = match.groupdict()
-            theirs = tuple(_fill(template, values) for template in entry.theirs)
+            theirs = tuple(template.format(**match.groupdict()) for template in entry.theirs)
             return StoredParameter(theirs, "transposed" if entry.transposed else "rows")
     return None
-
-
-def _fill(template: str, values: dict[str, str]) -> str:
-    for key, value in values.items():
-        template = template.replace(f"{{{key}}}", value)
-    return template
 
 
 @cache

@@ -58,14 +58,16 @@ class TokenSplitter(Protocol):
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text that tokens spell; bytes that are not valid UTF-8 become U+FFFD."""
 
-    def bytes_of(self, token: str) -> bytes | None:
+    def bytes_of(self, token: str) -> bytes | None:  # noqa: ARG002
         """Return the UTF-8 bytes that a token adds to a text, such as part of a character in a byte-level vocabulary.
 
         The result is None if the bytes are those of the token's own characters, with ▁ as a space.
         """
+        return None
 
     def spelling(self, token: str) -> str:
         """Return a token in sentencepiece's spelling, where ▁ stands for a space and <0xE6> for a byte."""
+        return token
 
 
 class SentencePieceRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="sentencepiece"):
@@ -307,7 +309,7 @@ def open_pipeline(
     bare["model"] = _with_unknown_token(bare["model"])
     with _refused_if_damaged(location):
         opened = package.Tokenizer.from_str(msgspec.json.encode(bare).decode())
-        opened.add_tokens([_added_token(package, symbol) for symbol in symbols])
+        opened.add_tokens([package.AddedToken(symbol.text, **flags_of(symbol)) for symbol in symbols])
     return opened
 
 
@@ -354,14 +356,7 @@ def is_byte_level(content: Mapping[str, Any]) -> bool:
 
     The result is False without a pre-tokenizer.
     """
-    step = content.get("pre_tokenizer")
-    steps = [step] if step else []
-    while steps:
-        step = steps.pop()
-        if step.get("type") == "ByteLevel":
-            return True
-        steps += [inner for inside in step.values() if isinstance(inside, list) for inner in inside if _is_step(inner)]
-    return False
+    return b'"type":"ByteLevel"' in msgspec.json.encode(content.get("pre_tokenizer"))
 
 
 _PIPELINE = ("normalizer", "pre_tokenizer", "decoder", "model")
@@ -380,6 +375,11 @@ class AddedToken(NamedTuple):
         """The text of the added token, as it stands in a text and in the vocabulary."""
         return self.symbol.text
 
+    @property
+    def stored(self) -> str | Symbol:
+        """The symbol as `ImportedVocabularyRecord.symbols` holds it: a mere text if all flags have their defaults."""
+        return self.text if self.symbol == Symbol(self.text) else self.symbol
+
 
 def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
     """Return an `AddedToken` from its description in tokenizer.json, an object with `content` and flags.
@@ -396,6 +396,17 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
         normalized=bool(token.get("normalized")),
     )
     return AddedToken(symbol, id, bool(token.get("special")))
+
+
+def flags_of(symbol: Symbol) -> dict[str, bool]:
+    """Return a dict of the flags of an added token in tokenizer.json, the reverse of `added_token`, not as special."""
+    return {
+        "lstrip": symbol.spaces_before,
+        "rstrip": symbol.spaces_after,
+        "single_word": symbol.whole_word,
+        "normalized": symbol.normalized,
+        "special": False,
+    }
 
 
 class TokenizerParts(NamedTuple):
@@ -511,10 +522,6 @@ class PipelineTokenSplitter(TokenSplitter):
             return "".join(f"<0x{byte:02X}>" for byte in content)
 
 
-def _is_step(value: object) -> bool:
-    return isinstance(value, dict) and "type" in value
-
-
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `model` of a tokenizer.json, a dict, with consecutive ids and, for BPE, an unknown token.
 
@@ -545,20 +552,9 @@ def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Seq
 
 
 def _without_symbols(ids: Mapping[str, int], symbols: Sequence[Symbol]) -> dict[str, int]:
-    """Return a dict of the ids of all tokens but the added ones (`symbols`), so that words are not split into those."""
+    """Return a dict from tokens to ids without the added tokens (`symbols`), so that no word is split into them."""
     texts = {symbol.text for symbol in symbols}
     return {token: id for token, id in ids.items() if token not in texts}
-
-
-def _added_token(package: Any, symbol: Symbol) -> Any:
-    return package.AddedToken(
-        symbol.text,
-        lstrip=symbol.spaces_before,
-        rstrip=symbol.spaces_after,
-        single_word=symbol.whole_word,
-        normalized=symbol.normalized,
-        special=False,
-    )
 
 
 def _sequence(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -615,13 +611,14 @@ class _SentencePieceSplitter(TokenSplitter):
         return tokens
 
     def _split_plain(self, text: str, *, is_first: bool) -> list[str]:
-        tokens: list[str]
+        processor = self._processor
         if self._spaces in ("always", "first", "never"):
             gets_space = self._spaces == "always" or (self._spaces == "first" and is_first)
             text = f" {text}" if gets_space and not text.startswith((" ", _SPACE)) else text
-            tokens = self._bare.encode(text, out_type=str)
-        else:
-            tokens = self._processor.encode(" ".join(text.split()) if self._spaces == "all" else text, out_type=str)
+            processor = self._bare
+        elif self._spaces == "all":
+            text = " ".join(text.split())
+        tokens: list[str] = processor.encode(text, out_type=str)
         return tokens
 
     @override
@@ -629,14 +626,6 @@ class _SentencePieceSplitter(TokenSplitter):
         processor = self._bare if self._spaces == "never" else self._processor
         text: str = processor.decode_pieces(list(tokens)).replace(_SPACE, " ")
         return text.strip() if self._spaces in ("model", "all") else text
-
-    @override
-    def bytes_of(self, token: str) -> bytes | None:
-        return None
-
-    @override
-    def spelling(self, token: str) -> str:
-        return token
 
 
 # --- words ---

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.errors import import_extra
 from transduce.interop.components import (
     EXPORTABLE,
-    MAXIMUM_POSITIONS,
     ExportedEncoder,
     ExportedModel,
     Ids,
@@ -31,26 +31,29 @@ from transduce.interop.components import (
     decoder_layers_of,
     encoder_layers_of,
     linear_weights,
+    max_sequence_length,
+    padded,
+    split_outputs,
+    target_log_probabilities,
+    until_end,
 )
 from transduce.interop.onnx.layers import (
-    DecoderCaches,
     Graph,
     KeysAndValues,
+    Memory,
     add_inputs,
     add_outputs,
     build_activation,
     build_bias,
     build_context,
-    build_decoder_layer,
     build_embedding,
-    build_encoder_layer,
+    build_layer,
     build_linear,
     build_memory_projection,
     build_norm,
     build_output,
     build_output_scale,
     key_mask,
-    key_value_shapes,
 )
 from transduce.interop.onnx.recurrent import build_recurrent_decoder, build_recurrent_encoder
 from transduce.model.build import Model
@@ -60,13 +63,7 @@ from transduce.model.layers import EncoderLayer, each_layer
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder, Transformer
 
-# --- onnx single ---
-# Export of decoder-only and encoder-only models to one ONNX graph each.
-# A language model's graph maps `ids` (one or more new tokens), `positions` of all tokens of a row so far, and the
-# cache, `past_key.N` and `past_value.N` (length 0 at first), to `logits` and the extended cache, `key.N` and
-# `value.N`. Positions count from 0 in each row; padding has position -1 and is masked. An encoder's graph maps
-# `ids`, padded at the right, and `token_types`, if the model has any, to `states` and the outputs of its heads.
-# Legend: B batch, T tokens of this call, P cached tokens, L = P + T, D model width, V vocabulary, C classes.
+# --- one graph: a decoder or an encoder alone ---
 
 
 _TO_THE_END = 2**62
@@ -81,8 +78,7 @@ def build_language_model(model: Decoder) -> Graph:
     graph, config = Graph("language_model"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     positions = graph.add_input("positions", np.int64, ("batch", "total"))
-    layers = range(config.num_decoder_layers)
-    pasts = [add_inputs(graph, ("past_key", "past_value"), n, key_value_shapes(config, "past")) for n in layers]
+    pasts = [add_inputs(graph, config, "past_", n, "past") for n in range(config.num_decoder_layers)]
     past_length = graph.size(pasts[0].keys, 2)
     new_positions = graph.apply(
         "Slice", positions, past_length, graph.integers(_TO_THE_END), graph.integers(1)
@@ -94,8 +90,8 @@ def build_language_model(model: Decoder) -> Graph:
     context = build_context(graph, model.positions, config, table_positions, positions, present)
     caches = []
     for layer, past in zip(each_layer(model.layers, config.num_decoder_layers), pasts, strict=True):
-        x, keys_and_values = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config, past)
-        caches.append(keys_and_values)
+        x, cache = build_layer(graph, x, cast(EncoderLayer, layer), context, config, past=past)
+        caches.append(cache)
     x = build_output_scale(graph, build_norm(graph, x, model.norm), config)
     _add_step_outputs(graph, x, caches, model, "length")
     return graph
@@ -116,7 +112,7 @@ def _add_step_outputs(
     shape = ("batch", length, model.config.target_vocabulary_size)
     graph.add_output(build_output(graph, x, model), "logits", np.float32, shape)
     for number, cache in enumerate(caches):
-        add_outputs(graph, cache, ("key", "value"), number, key_value_shapes(model.config, "total"))
+        add_outputs(graph, cache, model.config, "", number, "total")
 
 
 def build_encoder_only(model: Encoder) -> Graph:
@@ -129,12 +125,11 @@ def build_encoder_only(model: Encoder) -> Graph:
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("ids", np.int64, ("batch", "length"))
     types = graph.add_input("token_types", np.int64, ("batch", "length")) if config.token_types else None
-    positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
-    present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
+    positions, present = _positions_and_mask(graph, ids, config.pad_id)
     x = build_embedding(graph, ids, positions, model.embedding, model.source_weight, config, token_types=types)
     context = build_context(graph, model.positions, config, positions, positions, present)
     for layer in each_layer(model.layers, config.num_encoder_layers):
-        x, _ = build_encoder_layer(graph, x, cast(EncoderLayer, layer), context, config)
+        x, _ = build_layer(graph, x, cast(EncoderLayer, layer), context, config)
     states = build_norm(graph, x, model.norm)
     graph.add_output(states, "states", np.float32, ("batch", "length", config.d_model))
     if model.masked_language_head is not None:
@@ -145,6 +140,15 @@ def build_encoder_only(model: Encoder) -> Graph:
         labels = build_linear(graph, states, linear_weights(model.classifier))
         graph.add_output(labels, "classes", np.float32, ("batch", "length", config.num_labels))
     return graph
+
+
+def _positions_and_mask(graph: Graph, ids: str, pad_id: int) -> tuple[str, str]:
+    """Add the positions of an encoder's tokens and the mask of tokens that are not padding to an ONNX graph.
+
+    The names of both are returned; their shapes are (1, tokens) and, as that of `ids`, (batch, tokens).
+    """
+    positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
+    return positions, graph.apply("Not", graph.apply("Equal", ids, graph.integer(pad_id)))
 
 
 def _add_logits(graph: Graph, states: str, model: Encoder) -> None:
@@ -219,14 +223,6 @@ def _graphs(model: Model) -> dict[str, Graph]:
             return {ENCODER: build_encoder(model), DECODER: build_decoder(model)}
 
 
-def max_sequence_length(config: ModelConfig) -> int:
-    """Return the maximum number of tokens of a source or target in the exported model.
-
-    The result is the number of learned positions, or 1,024 for other kinds of positions.
-    """
-    return config.max_positions if config.positions == "learned" else MAXIMUM_POSITIONS
-
-
 def build_encoder(model: Transformer) -> Graph:
     """Build the ONNX `Graph` of an encoder–decoder's encoder, from source ids to what the decoder's graph needs.
 
@@ -235,17 +231,16 @@ def build_encoder(model: Transformer) -> Graph:
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))
-    positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
-    present = graph.apply("Not", graph.apply("Equal", ids, graph.integer(config.pad_id)))
+    positions, present = _positions_and_mask(graph, ids, config.pad_id)
     x = build_embedding(graph, ids, positions, model.source_embedding, model.source_weight, config)
     context = build_context(graph, model.encoder_positions, config, positions, positions, present)
     for layer in encoder_layers_of(model):
-        x, _ = build_encoder_layer(graph, x, layer, context, config)
+        x, _ = build_layer(graph, x, layer, context, config)
     memory = build_norm(graph, x, model.encoder_norm)
     graph.add_output(present, "memory_mask", np.bool_, ("batch", "source"))
     for number, decoder_layer in enumerate(decoder_layers_of(model)):
         projected = build_memory_projection(graph, memory, decoder_layer.memory_attention)
-        add_outputs(graph, projected, ("memory_key", "memory_value"), number, key_value_shapes(config, "source"))
+        add_outputs(graph, projected, config, "memory_", number, "source")
     return graph
 
 
@@ -259,9 +254,8 @@ def build_decoder(model: Transformer) -> Graph:
     ids = graph.add_input("target_ids", np.int64, ("batch", "target"))
     mask = graph.add_input("memory_mask", np.bool_, ("batch", "source"))
     layers = decoder_layers_of(model)
-    memory_shapes, past_shapes = key_value_shapes(config, "source"), key_value_shapes(config, "past")
-    memories = [add_inputs(graph, ("memory_key", "memory_value"), n, memory_shapes) for n in range(len(layers))]
-    pasts = [add_inputs(graph, ("past_key", "past_value"), n, past_shapes) for n in range(len(layers))]
+    memories = [add_inputs(graph, config, "memory_", n, "source") for n in range(len(layers))]
+    pasts = [add_inputs(graph, config, "past_", n, "past") for n in range(len(layers))]
     past_length = graph.size(pasts[0].keys, 2)
     end = graph.apply("Add", past_length, graph.size(ids, 1))
     positions, all_positions = (
@@ -272,10 +266,8 @@ def build_decoder(model: Transformer) -> Graph:
     memory_bias = build_bias(graph, key_mask(graph, mask))
     caches = []
     for layer, memory, past in zip(layers, memories, pasts, strict=True):
-        x, keys_and_values = build_decoder_layer(
-            graph, x, layer, context, DecoderCaches(memory, memory_bias, past), config
-        )
-        caches.append(keys_and_values)
+        x, cache = build_layer(graph, x, layer, context, config, past=past, memory=Memory(memory, memory_bias))
+        caches.append(cache)
     x = build_output_scale(graph, build_norm(graph, x, model.decoder_norm), config)
     _add_step_outputs(graph, x, caches, model, "target")
     return graph
@@ -318,14 +310,6 @@ class _Session:
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
 
-    def padded(self, rows: Ids) -> NDArray[np.int64]:
-        """Return the token ids of several texts as one int64 array, (texts, longest text), padded at the right.
-
-        There must be at least one text.
-        """
-        width = max(map(len, rows))
-        return np.array([[*row, *[self.pad_id] * (width - len(row))] for row in rows], dtype=np.int64)
-
     def best(self, logits: NDArray[Any], *forbidden: int) -> NDArray[np.int64]:
         """Return the id of the most probable token of each text as an array (texts, 1), for a step of greedy search.
 
@@ -338,14 +322,6 @@ class _Session:
         token: NDArray[np.int64] = allowed.argmax(axis=-1)[:, None]
         return token
 
-    def until_end(self, ids: NDArray[np.int64]) -> list[list[int]]:
-        """Return a list of each text's ids before its first end symbol, from an array (texts, tokens).
-
-        A text without an end symbol keeps all ids.
-        """
-        rows: list[list[int]] = ids.tolist()
-        return [row[: row.index(self.eos_id)] if self.eos_id in row else row for row in rows]
-
 
 def _cache_from(outputs: Arrays) -> Arrays:
     """Return the cache inputs (arrays by name) of a graph's next call, from the outputs of a call, arrays by name.
@@ -353,12 +329,6 @@ def _cache_from(outputs: Arrays) -> Arrays:
     Each output except the logits becomes the input of the same name after `past_`.
     """
     return {f"past_{name}": array for name, array in outputs.items() if name != "logits"}
-
-
-def _log_softmax(logits: NDArray[Any]) -> NDArray[Any]:
-    shifted: NDArray[Any] = logits - logits.max(axis=-1, keepdims=True)
-    normalized: NDArray[Any] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normalized
 
 
 class OnnxModel(ExportedModel):
@@ -378,7 +348,7 @@ class OnnxModel(ExportedModel):
 
     def encode(self, sources: Ids) -> Arrays:
         """Run the encoder's graph on sources' token ids; return its outputs (for the decoder) as arrays by name."""
-        return self._encoder.run({"source_ids": self._encoder.padded(sources)})
+        return self._encoder.run({"source_ids": padded(sources, self._encoder.pad_id).numpy()})
 
     def empty_caches(self, sentences: int) -> Arrays:
         """Return empty caches of keys and values for a number of sentences, arrays by the decoder's input names.
@@ -409,11 +379,9 @@ class OnnxModel(ExportedModel):
 
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        inputs = self._decoder.padded([[self._decoder.start_id, *row] for row in targets])
+        inputs = padded([[self._decoder.start_id, *row] for row in targets], self._decoder.pad_id).numpy()
         logits, _ = self.decode(inputs, self.encode(sources), self.empty_caches(len(sources)))
-        log_probs = _log_softmax(logits)
-        labels = [[*target, self._decoder.eos_id] for target in targets]
-        return [log_probs[row, range(len(ids)), ids].tolist() for row, ids in enumerate(labels)]
+        return target_log_probabilities(torch.from_numpy(logits), targets, [0] * len(targets), self._decoder.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
@@ -424,7 +392,7 @@ class OnnxModel(ExportedModel):
             logits, cache = self.decode(newest, memory, cache)
             newest = decoder.best(logits[:, -1], decoder.start_id)
             written = np.concatenate([written, newest], axis=1)
-        return decoder.until_end(written)
+        return until_end(written.tolist(), decoder.eos_id)
 
 
 class OnnxLanguageModel(ExportedModel):
@@ -456,38 +424,34 @@ class OnnxLanguageModel(ExportedModel):
 
     @override
     def log_probabilities(self, sources: Ids, targets: Ids) -> list[list[float]]:
-        prompts = [[self._graph.start_id, *row] for row in sources]
-        rows = [[*prompt, *target] for prompt, target in zip(prompts, targets, strict=True)]
-        logits, _ = self.decode(self._graph.padded(rows), _positions(rows), self._graph.empty_cache(len(rows), {}))
-        log_probs = _log_softmax(logits)
-        return [
-            log_probs[number, range(len(prompt) - 1, len(row)), [*target, self._graph.eos_id]].tolist()
-            for number, (prompt, row, target) in enumerate(zip(prompts, rows, targets, strict=True))
-        ]
+        logits, _, _ = self._start([[*source, *target] for source, target in zip(sources, targets, strict=True)])
+        first = list(map(len, sources))
+        return target_log_probabilities(torch.from_numpy(logits), targets, first, self._graph.eos_id)
 
     @override
     def translate(self, sources: Ids, max_tokens: int) -> list[list[int]]:
-        graph = self._graph
-        prompts = [[graph.start_id, *row] for row in sources]
-        lengths, positions = np.array([[len(row)] for row in prompts]), _positions(prompts)
-        logits, cache = self.decode(graph.padded(prompts), positions, graph.empty_cache(len(prompts), {}))
-        newest = graph.best(logits[range(len(prompts)), lengths[:, 0] - 1], self._unknown_id)
-        written = newest
+        graph, lengths = self._graph, np.array([[len(row)] for row in sources])
+        logits, positions, cache = self._start(sources)
+        written = newest = graph.best(logits[range(len(sources)), lengths[:, 0]], self._unknown_id)
         while written.shape[1] < max_tokens and not (written == graph.eos_id).any(axis=1).all():
-            positions = np.concatenate([positions, lengths + written.shape[1] - 1], axis=1)
+            positions = np.concatenate([positions, lengths + written.shape[1]], axis=1)
             logits, cache = self.decode(newest, positions, cache)
             newest = graph.best(logits[:, -1], self._unknown_id)
             written = np.concatenate([written, newest], axis=1)
-        return graph.until_end(written)
+        return until_end(written.tolist(), graph.eos_id)
 
+    def _start(self, texts: Ids) -> tuple[NDArray[Any], NDArray[np.int64], Arrays]:
+        """Run the graph on texts without a cache, each after the start symbol.
 
-def _positions(rows: Ids) -> NDArray[np.int64]:
-    """Return each token's position in its text as an int64 array, (texts, longest text), with -1 in padding.
-
-    A language model's graph needs the positions as an input.
-    """
-    width = max(map(len, rows))
-    return np.array([[*range(len(row)), *[-1] * (width - len(row))] for row in rows], dtype=np.int64)
+        Returns:
+            The logits after each token, (B, T, V), the positions of the tokens, (B, T), with -1 in padding, and the
+            cache of the next call.
+        """
+        rows = [[self._graph.start_id, *text] for text in texts]
+        positions = padded([range(len(row)) for row in rows], -1).numpy()
+        ids = padded(rows, self._graph.pad_id).numpy()
+        logits, cache = self.decode(ids, positions, self._graph.empty_cache(len(rows), {}))
+        return logits, positions, cache
 
 
 class OnnxEncoder(ExportedEncoder):
@@ -498,13 +462,7 @@ class OnnxEncoder(ExportedEncoder):
 
     @override
     def outputs(self, rows: Ids, token_types: Ids) -> Mapping[str, list[NDArray[Any]]]:
-        inputs = {"ids": self._graph.padded(rows)}
+        inputs = {"ids": padded(rows, self._graph.pad_id).numpy()}
         if "token_types" in self._graph.inputs:
-            width = inputs["ids"].shape[1]
-            inputs["token_types"] = np.array([[*row, *[0] * (width - len(row))] for row in token_types], np.int64)
-        outputs = self._graph.run(inputs)
-        lengths = [len(row) for row in rows]
-        return {
-            name: [each[:length] if array.ndim > 2 else each for each, length in zip(array, lengths, strict=True)]
-            for name, array in outputs.items()
-        }
+            inputs["token_types"] = padded(token_types, 0).numpy()
+        return {name: split_outputs(array, rows) for name, array in self._graph.run(inputs).items()}

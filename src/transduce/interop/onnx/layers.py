@@ -36,7 +36,6 @@ from transduce.model.norms import BatchNorm
 from transduce.model.positions import RelativePositions
 
 # --- graph builder ---
-# A value of an ONNX graph is represented by its name, a string.
 
 
 # The oldest operator set with all needed operators: LayerNormalization needs 17, Gelu 20.
@@ -224,15 +223,7 @@ class Graph:
         self._onnx.checker.check_model(str(path), full_check=True)
 
 
-def lowest() -> float:
-    """Return the lowest finite float32, about -3.4e38, which is added to an attention score to mask a key."""
-    return torch.finfo(torch.float32).min
-
-
 # --- components ---
-# The model's components as ONNX operators, one function per component.
-# Legend: B batch, T positions of the input, L positions that are attended to, S source length, D model width, H
-# heads, G key/value heads, K width of a head's queries and keys, V width of its values.
 
 
 class Context(NamedTuple):
@@ -253,6 +244,15 @@ class KeysAndValues(NamedTuple):
 
     keys: str
     values: str
+
+
+class Memory(NamedTuple):
+    """The encoder output that a decoder layer attends to, as names of values in an ONNX graph."""
+
+    known: KeysAndValues
+    """The keys and values of the encoder output that the layer's cross-attention projected."""
+    bias: str
+    """A bias on the attention scores that masks the source's padding."""
 
 
 def build_linear(graph: Graph, x: str, layer: Linear) -> str:
@@ -352,14 +352,6 @@ def build_embedding(
     return build_norm(graph, x, embedding.norm)
 
 
-def before_sublayer(graph: Graph, x: str, residual: Residual) -> str:
-    """Add the norm before a sub-layer to an ONNX graph, and return the name of the sub-layer's input.
-
-    The input is x itself if the layer has no such norm.
-    """
-    return build_norm(graph, x, residual.norm_before)
-
-
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
     """Add a sub-layer's residual connection and the norm after it, if it has one, to an ONNX graph.
 
@@ -427,22 +419,19 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
     return KeysAndValues(keys, _heads(graph, values, attention.d_v))
 
 
-def build_memory_attention(
-    graph: Graph, x: str, attention: MultiHeadAttention, memory: KeysAndValues, bias: str
-) -> str:
+def build_memory_attention(graph: Graph, x: str, attention: MultiHeadAttention, memory: Memory) -> str:
     """Add a cross-attention to an ONNX graph, from x (B, T, D) to an output of the same shape, whose name is returned.
 
     Args:
         graph: the graph to extend.
         x: the decoder's states.
         attention: the module to convert.
-        memory: keys and values of the encoder output.
-        bias: masks the padding in the source, broadcastable to (B, H, T, S).
+        memory: keys and values of the encoder output, and the bias that masks padding.
     """
     query = _heads(graph, build_linear(graph, x, attention_projections(attention).query), attention.d_k)
     if isinstance(attention, QueryKeyNormAttention):
         query = build_norm(graph, query, attention.query_norm)
-    return _attend(graph, query, memory, attention, bias)
+    return _attend(graph, query, memory.known, attention, memory.bias)
 
 
 def _heads(graph: Graph, x: str, width: int) -> str:
@@ -551,16 +540,20 @@ def _scores(graph: Graph, query: str, keys: str, score: ScoredAttention | None, 
     return graph.apply("Mul", scores, graph.number(scale))
 
 
-Shapes = tuple[tuple[int | str, ...], tuple[int | str, ...]]
-
-
 # --- layers ---
 
 
-def build_encoder_layer(
-    graph: Graph, x: str, layer: EncoderLayer, context: Context, config: ModelConfig, past: KeysAndValues | None = None
+def build_layer(
+    graph: Graph,
+    x: str,
+    layer: EncoderLayer | DecoderLayer,
+    context: Context,
+    config: ModelConfig,
+    *,
+    past: KeysAndValues | None = None,
+    memory: Memory | None = None,
 ) -> tuple[str, KeysAndValues]:
-    """Add an encoder layer to an ONNX graph, or with a cache a layer of a decoder without cross-attention.
+    """Add a layer of an encoder or decoder to an ONNX graph.
 
     Args:
         graph: the graph to extend.
@@ -569,55 +562,22 @@ def build_encoder_layer(
         context: bias and rotary positions of all layers.
         config: the model's configuration.
         past: cached keys and values of earlier positions; None: there is no cache.
+        memory: the encoder output that a decoder layer with cross-attention attends to; None for other layers.
 
     Returns:
-        The names of the layer's output, (B, T, D), and of its keys and values of all positions.
+        The names of the layer's output, (B, T, D), and of its keys and values of all positions, cached ones included.
     """
-    y = before_sublayer(graph, x, layer.self_attention_residual)
+    y = build_norm(graph, x, layer.self_attention_residual.norm_before)
     y, keys_and_values = build_self_attention(graph, y, layer.self_attention, context, past)
     x = after_sublayer(graph, x, y, layer.self_attention_residual)
-    y = before_sublayer(graph, x, layer.feed_forward_residual)
+    if memory is not None:
+        assert isinstance(layer, DecoderLayer)
+        y = build_norm(graph, x, layer.memory_attention_residual.norm_before)
+        y = build_memory_attention(graph, y, layer.memory_attention, memory)
+        x = after_sublayer(graph, x, y, layer.memory_attention_residual)
+    y = build_norm(graph, x, layer.feed_forward_residual.norm_before)
     y = build_feed_forward(graph, y, layer.feed_forward, config)
     return after_sublayer(graph, x, y, layer.feed_forward_residual), keys_and_values
-
-
-class DecoderCaches(NamedTuple):
-    """The inputs of a decoder layer besides its states, as names in an ONNX graph, to which the layer attends.
-
-    The inputs are keys and values of the encoder output, the bias that masks the source's padding, and the layer's own
-    cached keys and values.
-    """
-
-    memory: KeysAndValues
-    memory_bias: str
-    past: KeysAndValues
-
-
-def build_decoder_layer(
-    graph: Graph, x: str, layer: DecoderLayer, context: Context, known: DecoderCaches, config: ModelConfig
-) -> tuple[str, KeysAndValues]:
-    """Add a decoder layer with cross-attention to an ONNX graph.
-
-    Args:
-        graph: the graph to extend.
-        x: the layer's input, (B, T, D).
-        layer: the layer to convert.
-        context: bias and rotary positions of all layers.
-        known: what the layer attends to: the encoder output and the cache.
-        config: the model's configuration.
-
-    Returns:
-        The names of the layer's output, (B, T, D), and of its cache extended by this call's positions.
-    """
-    y = before_sublayer(graph, x, layer.self_attention_residual)
-    y, cache = build_self_attention(graph, y, layer.self_attention, context, known.past)
-    x = after_sublayer(graph, x, y, layer.self_attention_residual)
-    y = before_sublayer(graph, x, layer.memory_attention_residual)
-    y = build_memory_attention(graph, y, layer.memory_attention, known.memory, known.memory_bias)
-    x = after_sublayer(graph, x, y, layer.memory_attention_residual)
-    y = before_sublayer(graph, x, layer.feed_forward_residual)
-    y = build_feed_forward(graph, y, layer.feed_forward, config)
-    return after_sublayer(graph, x, y, layer.feed_forward_residual), cache
 
 
 def build_output_scale(graph: Graph, x: str, config: ModelConfig) -> str:
@@ -644,43 +604,51 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 # --- inputs and outputs ---
 
 
-def key_value_shapes(config: ModelConfig, length: str) -> Shapes:
-    """Return a pair of the shapes of a layer's keys and values as an ONNX graph's inputs or outputs.
+def _key_value_shapes(config: ModelConfig, prefix: str, number: int, length: str) -> dict[str, tuple[int | str, ...]]:
+    """Return a dict from the names of a layer's keys and values as inputs or outputs of an ONNX graph to their shapes.
 
     Args:
         config: the model's configuration.
+        prefix: what the names begin with, such as `past_`.
+        number: number of the layer, with which the names end.
         length: name of the axis of positions, whose size is dynamic.
     """
-    heads = config.key_value_heads
-    return ("batch", heads, length, config.key_width), ("batch", heads, length, config.value_width)
+    widths = {"key": config.key_width, "value": config.value_width}
+    return {
+        f"{prefix}{name}.{number}": ("batch", config.key_value_heads, length, width) for name, width in widths.items()
+    }
 
 
-def add_inputs(graph: Graph, names: tuple[str, str], number: int, shapes: Shapes) -> KeysAndValues:
+def add_inputs(graph: Graph, config: ModelConfig, prefix: str, number: int, length: str) -> KeysAndValues:
     """Add a layer's keys and values to the inputs of an ONNX graph, and return their names as `KeysAndValues`.
 
     Args:
         graph: the graph to extend.
-        names: names of the two inputs without the layer's number, such as `past_key`.
+        config: the model's configuration.
+        prefix: what the names of the two inputs begin with, such as `past_`.
         number: number of the layer.
-        shapes: shapes of keys and values.
+        length: name of the axis of positions, whose size is dynamic.
     """
-    return KeysAndValues(
-        *(graph.add_input(f"{name}.{number}", np.float32, shape) for name, shape in zip(names, shapes, strict=True))
-    )
+    shapes = _key_value_shapes(config, prefix, number, length)
+    return KeysAndValues(*(graph.add_input(name, np.float32, shape) for name, shape in shapes.items()))
 
 
-def add_outputs(graph: Graph, values: KeysAndValues, names: tuple[str, str], number: int, shapes: Shapes) -> None:
+def add_outputs(
+    graph: Graph, values: KeysAndValues, config: ModelConfig, prefix: str, number: int, length: str
+) -> None:
     """Add a layer's keys and values to the outputs of an ONNX graph.
 
     Args:
         graph: the graph to extend.
         values: the keys and values.
-        names: names of the two outputs without the layer's number, such as `key`.
+        config: the model's configuration.
+        prefix: what the names of the two outputs begin with; empty: they are `key` and `value` with the layer's number.
         number: number of the layer.
-        shapes: shapes of keys and values.
+        length: name of the axis of positions, whose size is dynamic.
     """
-    for value, name, shape in zip(values, names, shapes, strict=True):
-        graph.add_output(value, f"{name}.{number}", np.float32, shape)
+    shapes = _key_value_shapes(config, prefix, number, length)
+    for value, (name, shape) in zip(values, shapes.items(), strict=True):
+        graph.add_output(value, name, np.float32, shape)
 
 
 # --- attention masks ---
@@ -691,7 +659,7 @@ def build_bias(graph: Graph, allowed: str) -> str:
 
     The bias has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
     """
-    return graph.apply("Where", allowed, graph.number(0.0), graph.number(lowest()))
+    return graph.apply("Where", allowed, graph.number(0.0), graph.number(torch.finfo(torch.float32).min))
 
 
 def key_mask(graph: Graph, present: str) -> str:

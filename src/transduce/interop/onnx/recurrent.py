@@ -137,10 +137,9 @@ def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
     zeros = graph.apply("Sub", context, context)
     start = zeros if config.recurrent_context_to == "steps" else context
     for number, layer in enumerate(_decoder_layers(model)):
-        cell = start if isinstance(layer.cells, nn.LSTM) else None
-        state = _State(start, cell)
+        state = _State(start, cell := start if isinstance(layer.cells, nn.LSTM) else None)
         if layer.past_attention is not None:
-            state = _State(start, cell, _past_entry(graph, start, cell), zeros)
+            state = state._replace(states=_past_entry(graph, start, cell), average=zeros)
         for name, value in state.named():
             graph.add_output(value, f"past_{name}.{number}", np.float32, _shape(name, config.d_model, cell, "one"))
     if config.input_feeding:
@@ -225,13 +224,13 @@ def _add_state(graph: Graph, layer: RecurrentDecoderLayer, number: int, width: i
         number: the number of the layer, which ends the names.
         width: width of the state.
     """
-    names = ["hidden", *(["cell"] if isinstance(layer.cells, nn.LSTM) else [])]
-    names += ["states", "average"] if layer.past_attention is not None else []
-    cell = "cell" if "cell" in names else None
+    cell = "cell" if isinstance(layer.cells, nn.LSTM) else None
+    names = ["hidden", cell, *(("states", "average") if layer.past_attention is not None else ())]
     return _State(
         **{
             name: graph.add_input(f"past_{name}.{number}", np.float32, _shape(name, width, cell, "past"))
             for name in names
+            if name is not None
         }
     )
 
@@ -255,14 +254,11 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
         return new_state.hidden, new_state
     width = layer.cells.hidden_size
     attended = _build_average(graph, x, layer.past_attention, state)  # (B, D or 2 D)
-    cell = None
-    average = attended
-    if state.cell is not None:
-        average, cell = graph.split(attended, [width, width])
-    _, new_state = _build_cells(graph, graph.unsqueeze(x, 0), layer.cells, state=_State(average, cell))
+    past = _State(attended) if state.cell is None else _State(*graph.split(attended, [width, width]))
+    _, new_state = _build_cells(graph, graph.unsqueeze(x, 0), layer.cells, state=past)
     newest = _past_entry(graph, new_state.hidden, new_state.cell)
     states = graph.apply("Concat", state.states, newest, attributes={"axis": 1})
-    return new_state.hidden, _State(new_state.hidden, new_state.cell, states, average)
+    return new_state.hidden, new_state._replace(states=states, average=past.hidden)
 
 
 def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State) -> str:

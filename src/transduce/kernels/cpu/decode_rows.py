@@ -565,7 +565,7 @@ class GrowingTables:
     def until(self, position: int) -> PositionTables:
         """Return a `PositionTables` that includes `position`; longer tables are made if the present ones are too short.
 
-        The caller must keep them alive while kernels read them.
+        The caller must keep the result alive while kernels read the tables.
         """
         tables = self._tables  # another thread may replace it by longer tables
         if position >= tables.length:

@@ -114,7 +114,8 @@ class LogitsRow:
     def _find_in_row(self, value: Value, start: Value) -> Value:
         """Return (an IR value) the index of the first logit from `start` on that equals a value.
 
-        The last index is returned if none does (NaN). Single elements are compared, so nothing after the row is read.
+        The last index is returned if none does, as with NaN. Elements are compared one by one; nothing after the row is
+        read.
         """
         k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
@@ -179,7 +180,7 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
 def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
     """Return (an IR value) the first index in an array, below `end`, whose element equals a value.
 
-    The last index is returned if none does (NaN).
+    The last index is returned if none does, as with NaN.
     """
     bits_kind = ir.IntType(k.lanes)
     bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.int64(0))

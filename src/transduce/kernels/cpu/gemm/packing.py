@@ -158,7 +158,7 @@ class Packer:
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Emit code that packs columns of a gradient as rows of the left operand, and adds them up in `gradient.sums`.
+        """Emit code that packs columns of a gradient as left-operand rows, and adds the sums to `gradient.sums`.
 
         The rows of a tile are stored pair by pair: the first pair of each row, then the second pair of each row.
         Columns span whole vectors. Rows after the gradient's last one count as zeros.
