@@ -13,6 +13,7 @@ import transduce
 from transduce import deprecation
 from transduce.commands.main import VERBS, build_parser, main
 from transduce.deprecation import REMOVED_IN, RenamedWarning, decode_stored, renamed_arguments, with_current_keys
+from transduce.errors import warn
 from transduce.inference.load import open_translator
 from transduce.inference.scoring import TextScore
 from transduce.inference.translation import Alternative, Translation
@@ -72,7 +73,7 @@ def test_an_old_command_runs_the_new_one(old: str, new: str, capsys: pytest.Capt
 def test_an_old_option_sets_the_new_one(
     verb: str, arguments: list[str], name: str, value: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with deprecation.renamed_warnings_on_stderr():
+    with deprecation.warnings_on_stderr():
         options: argparse.Namespace = build_parser(verb).parse(arguments)
     assert vars(options)[name] == value
     old = next(argument for argument in arguments if argument.partition("=")[0] in deprecation.OPTIONS).partition("=")[
@@ -85,13 +86,20 @@ def test_only_options_of_the_command_are_renamed(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         main(["score", "models/a", "--teacher", "b"])
     assert "there is no option --teacher" in capsys.readouterr().err
-    with deprecation.renamed_warnings_on_stderr():
+    with deprecation.warnings_on_stderr():
         assert deprecation.current_options(["--", "--from"], ["--init-from"]) == ["--", "--from"]
+
+
+def test_a_command_prints_a_warning_as_one_line_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with deprecation.warnings_on_stderr():
+        for _ in range(2):
+            warn("a.tmx: left out: 1 translation unit of 2.")
+    assert capsys.readouterr().err == "transduce: a.tmx: left out: 1 translation unit of 2.\n"
 
 
 @pytest.mark.usefixtures("second_of_two_processes")
 def test_only_the_first_process_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    with deprecation.renamed_warnings_on_stderr():
+    with deprecation.warnings_on_stderr():
         deprecation.warn_renamed("old", "new")
     assert capsys.readouterr().err == ""
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TextIO, TypeVar
 
-from transduce.errors import IdleSettingWarning, UntrainedDirectionWarning, warn
+from transduce.errors import TransduceWarning, warn
 from transduce.process_environment import launched_ranks
 from transduce.ui_language import localized
 
@@ -85,14 +85,13 @@ def warn_renamed(old: str, new: str) -> None:
 
 
 @contextmanager
-def renamed_warnings_on_stderr() -> Iterator[None]:
-    """In a `with` block, print some warnings as lines on standard error, which Python would partly hide.
+def warnings_on_stderr() -> Iterator[None]:
+    """In a `with` block, print this package's warnings as lines on standard error, of which Python would hide some.
 
-    These are warnings about renamed names, untrained directions and idle settings. A warning about an idle setting is
-    printed once. If several processes train together, only the first prints.
+    A warning is printed once. If several processes train together, only the first prints.
     """
     with warnings.catch_warnings():
-        shown, categories = set[str](), (RenamedWarning, UntrainedDirectionWarning, IdleSettingWarning)
+        shown, categories = set[str](), (RenamedWarning, TransduceWarning)
         for category in categories:
             warnings.simplefilter("always", category)
         show_others = warnings.showwarning
@@ -105,11 +104,10 @@ def renamed_warnings_on_stderr() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            is_repeated = issubclass(category, IdleSettingWarning) and str(message) in shown
-            shown.add(str(message))
             if not issubclass(category, categories):
                 show_others(message, category, filename, lineno, file, line)
-            elif launched_ranks().rank == 0 and not is_repeated:
+            elif launched_ranks().rank == 0 and str(message) not in shown:
+                shown.add(str(message))
                 sys.stderr.write(localized(f"transduce: {message}\n"))
 
         warnings.showwarning = show

@@ -239,19 +239,23 @@ def import_extra(package: str, extra: str, needed_by: str = "This") -> Any:
         ) from None
 
 
-class WrongLanguageWarning(UserWarning):
+class TransduceWarning(UserWarning):
+    """A warning about data, models or settings, which a command prints as one line."""
+
+
+class WrongLanguageWarning(TransduceWarning):
     """A warning that a text to translate seems not to be in the model's source language."""
 
 
-class UntrainedDirectionWarning(UserWarning):
+class UntrainedDirectionWarning(TransduceWarning):
     """A warning that a multilingual model was not trained for a pair of languages, though it knows both."""
 
 
-class IdleSettingWarning(UserWarning):
+class IdleSettingWarning(TransduceWarning):
     """A warning that other settings leave a stored setting without effect, or change its value."""
 
 
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
+def warn(message: str, category: type[Warning] = TransduceWarning) -> None:
     """Issue a warning that names the line of the user's code from which this package was called.
 
     Python shows a `DeprecationWarning` only if that line is in the script that runs.

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -78,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Build a datastore of sentence pairs, write it, and print its effect on the model's loss."""
+    from transduce.inference.bulk_files import ReportClock
     from transduce.inference.datastore import build_datastore
 
     if (options.dev_source is None) != (options.dev_target is None):
@@ -90,9 +90,13 @@ def run(options: argparse.Namespace) -> None:
         dev_sources, dev_targets = read_aligned_lines(options.dev_source, options.dev_target)
         dev = dev_sources, dev_targets
     translator = load_translator(options.model, options)
-    datastore = build_datastore(
-        translator, sources, targets, dev=dev, document=True, report_progress=_progress_printer(len(sources))
-    )
+    clock, pairs = ReportClock(), count_noun(len(sources), "pair")
+
+    def report_progress(done: int) -> None:
+        if clock.is_due():
+            sys.stderr.write(localized(f"{done:,} of {pairs}\n"))
+
+    datastore = build_datastore(translator, sources, targets, dev=dev, document=True, report_progress=report_progress)
     datastore.write(options.output)
     write_report(_report(datastore), options.json)
     if datastore.after >= datastore.before:
@@ -124,19 +128,3 @@ def _report(datastore: "Datastore") -> DatastoreReport:
         loss_without=datastore.before,
         loss_with=datastore.after,
     )
-
-
-def _progress_printer(pairs: int) -> Callable[[int], None]:
-    """Return a function to call with the number of pairs done so far, which prints it on standard error now and then.
-
-    `pairs` is the total.
-    """
-    from transduce.inference.bulk_files import ReportClock
-
-    clock = ReportClock()
-
-    def print_progress(done: int) -> None:
-        if clock.is_due():
-            sys.stderr.write(localized(f"{done:,} of {count_noun(pairs, 'pair')}\n"))
-
-    return print_progress

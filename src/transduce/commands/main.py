@@ -15,7 +15,7 @@ from contextlib import nullcontext, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from transduce.deprecation import current_command, current_options, renamed_warnings_on_stderr
+from transduce.deprecation import current_command, current_options, warnings_on_stderr
 from transduce.errors import TransduceError, WrongLanguageWarning, near_name, option_with_other_dashes
 from transduce.process_environment import (
     handle_hangup,
@@ -299,7 +299,7 @@ def _explained(arguments: list[str], owns_process: bool) -> int:
         # A terminal shows "?" for characters it lacks; results are written as UTF-8 bytes and not affected.
         sys.stdout.reconfigure(errors="replace")
     try:
-        with renamed_warnings_on_stderr():
+        with warnings_on_stderr():
             warnings.simplefilter("ignore", WrongLanguageWarning)  # commands report it by themselves, with line numbers
             return _run_and_flush(arguments, owns_process)
     except TransduceError as error:

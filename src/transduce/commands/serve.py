@@ -214,14 +214,16 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
     Raises:
         TransduceError: a model cannot be loaded, or a glossary belongs to no served model.
     """
+    from transduce.inference.generator import load_generator
     from transduce.inference.load import task_of
-    from transduce.serving.models import ServedModel, parse_model
+    from transduce.serving.models import ServedGenerator, ServedModel, parse_model
 
     models, generators, glossaries = [], [], read_glossaries(options.glossary, len(options.models))
     for argument in options.models:
         languages, folder = parse_model(argument)
         if task_of(folder) == "language-model":
-            generators.append(_load_generator(folder, options))
+            generator = load_generator(folder, **loading_options(options))
+            generators.append(ServedGenerator(folder.resolve().name, generator))
             continue
         search = search_settings(options, str(folder))
         profiles = LanguageProfiles.load(folder)
@@ -282,13 +284,6 @@ def make_catalog(
 
     profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
     return Catalog(models, generators, profiles, settings.api_keys)
-
-
-def _load_generator(folder: Path, options: argparse.Namespace) -> "ServedGenerator":
-    from transduce.inference.generator import load_generator
-    from transduce.serving.models import ServedGenerator
-
-    return ServedGenerator(folder.resolve().name, load_generator(folder, **loading_options(options)))
 
 
 def _translators(

@@ -161,7 +161,9 @@ def find_season(*segments: Numbers) -> int:
 
 
 def _peak(segments: Sequence[Numbers]) -> int:
-    """Return the first lag from 2 on of a significant and nearly highest peak of the autocorrelation; 1 if none is.
+    """Return the lag, at least 2, of the first peak of the autocorrelation that is significant and nearly the highest.
+
+    The result is 1 if there is no such peak.
 
     Args:
         segments: the points of C series without trend, arrays (N, C).
@@ -220,7 +222,7 @@ def _refined(lag: int, correlation: Numbers) -> int:
 
 
 def _twice(correlation: Numbers) -> Numbers:
-    """For each lag up to half the longest, return the mean of the autocorrelations at the lag and at twice the lag.
+    """Return, for each lag up to half the longest, the mean of the autocorrelations at the lag and at twice the lag.
 
     In this mean, the peak at a season is sharper.
     """

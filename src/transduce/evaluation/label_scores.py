@@ -421,7 +421,7 @@ def brackets(tree: Tree, kept: Iterable[bool], settings: BracketSettings) -> "Co
 
     Args:
         tree: the tree.
-        kept: for each word, whether it is kept as it is no punctuation.
+        kept: for each word, whether it stays in the sentence, because it is no punctuation.
         settings: the labels that do not count, and those that count as equal.
     """
     names = {other: label for label, other in settings.equal_labels}

@@ -193,7 +193,9 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
         TransduceError: the vocabulary has no tree symbols.
     """
     meanings = {
-        id: _bracket_effects(split_symbols(token.text))
+        id: BracketToken(
+            *(sum(symbol.endswith(sign) for symbol in split_symbols(token.text)) for sign in (CLOSE, OPENING, TAG))
+        )
         for id, token in enumerate(read_pieces(vocabulary.model_bytes))
         if token.type == PieceType.USER_DEFINED and token.text.startswith(MARK)
     }
@@ -202,11 +204,6 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
             "A parser writes the symbols of trees, but this vocabulary has none: train it with `--task parsing`."
         )
     return meanings
-
-
-def _bracket_effects(symbols: Sequence[str]) -> BracketToken:
-    """Return the counts of brackets that a token's tree symbols close and open, and of words that they tag."""
-    return BracketToken(*(sum(symbol.endswith(sign) for symbol in symbols) for sign in (CLOSE, OPENING, TAG)))
 
 
 def load_parser(folder: str | Path, **options: Unpack[LoadOptions]) -> Parser:

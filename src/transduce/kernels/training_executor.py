@@ -97,12 +97,26 @@ def _is_bare(module: nn.Module, *kinds: type[nn.Module]) -> bool:
 # `model/backend.py:add_gradients_to` where these exist, and return them to PyTorch elsewhere.
 
 
+class LinearKernels(NamedTuple):
+    """The functions of a backend that compute a linear layer of rows x (N, I), with a weight (O, I) and a bias (O,)."""
+
+    forward: Callable[[Tensor, Tensor, Tensor | None, str | None], Tensor]
+    """Returns activation(x · weightᵀ + bias), (N, O), from x, weight, bias or None, and activation: "relu" or None."""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor | None, Sequence[Tensor | None], bool], Tensor | None]
+    """Returns the gradient of x if the last argument is True, and adds the gradients of weight and bias to sums.
+
+    The arguments are the gradient of the output, contiguous, x, weight, the output if the layer has an activation, else
+    None, the float32 sums of weight and bias (None: that gradient is not requested), and whether x needs a gradient.
+    """
+
+
 class LinearSums(NamedTuple):
     """Options of a linear layer's kernel, and the float32 tensors to which it adds the gradients of weight and bias.
 
     If such a tensor is None, the gradient is returned to PyTorch.
     """
 
+    kernels: LinearKernels
     rows: Rows
     activation: str | None
     """The name of the activation that the kernel applies to the layer's output; None: there is none."""
@@ -110,7 +124,9 @@ class LinearSums(NamedTuple):
     bias_sum: Tensor | None
 
 
-def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activation: str | None = None) -> LinearSums:
+def linear_sums(
+    kernels: LinearKernels, weight: Tensor, bias: Tensor | None, rows: Rows | None, activation: str | None = None
+) -> LinearSums:
     """Return the `LinearSums` of a linear layer that uses the rows `rows` of its weight (O, I) and bias (O,) or None.
 
     If `rows` is None, the layer uses all rows.
@@ -121,7 +137,37 @@ def linear_sums(weight: Tensor, bias: Tensor | None, rows: Rows | None, *, activ
     rows = rows or Rows(0, len(weight))
     if not 0 <= rows.start < rows.stop <= len(weight):
         raise ValueError(f"{rows} of a matrix of {len(weight)} rows")
-    return LinearSums(rows, activation, sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias))
+    bias_sum = None if bias is None else sum_of_gradients(bias)
+    return LinearSums(kernels, rows, activation, sum_of_gradients(weight), bias_sum)
+
+
+class LinearNode(torch.autograd.Function):
+    """A linear layer, with an activation if requested, as an autograd function that a backend's kernels compute.
+
+    The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
+        rows, flat = slice(*options.rows), x.reshape(-1, x.shape[-1])
+        out = options.kernels.forward(flat, weight[rows], None if bias is None else bias[rows], options.activation)
+        ctx.options = options
+        ctx.save_for_backward(flat, weight, bias, None if options.activation is None else out)
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        flat, weight, bias, out = ctx.saved_tensors
+        options: LinearSums = ctx.options
+        rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
+        gradient = gradients[0].reshape(-1, gradients[0].shape[-1]).contiguous()
+        total, grad_weight = sum_or_zeros(options.weight_sum, weight) if needs_weight else (None, None)
+        bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if needs_bias else (None, None)
+        sums = [None if each is None else each[rows] for each in (total, bias_total)]
+        grad_x = options.kernels.backward(gradient, flat, weight[rows], out, sums, needs_x)
+        grad_x = None if grad_x is None else grad_x.view(*gradients[0].shape[:-1], -1)
+        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
 
 
 def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -138,6 +184,57 @@ def sum_or_zeros(total: Tensor | None, parameter: Tensor) -> tuple[Tensor, Tenso
 def in_dtype_of(parameter: Tensor, gradient: Tensor | None) -> Tensor | None:
     """Return a gradient converted to the dtype of its parameter, as PyTorch expects it; None stays None."""
     return None if gradient is None else gradient.to(parameter.dtype)
+
+
+NormInputs = tuple[Tensor, Tensor, Tensor | None, float]
+"""The inputs of a norm: contiguous x (…, D), weight (D,), bias (D,) or None, and epsilon."""
+
+
+class NormKernels(NamedTuple):
+    """The functions of a backend that compute a norm: LayerNorm, or RMSNorm if there is no bias."""
+
+    forward: Callable[[NormInputs], tuple[Tensor, Tensor]]
+    """Returns the normalized x, and statistics of the rows of x, which `backward` reads."""
+    backward: Callable[[NormInputs, Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor | None]], Tensor]
+    """Returns the gradient of x, and adds the gradients of weight and bias to sums.
+
+    The arguments are the inputs, the statistics, the gradient of the normalized x, another gradient of x to add to the
+    result (None: nothing is added), and the float32 sums of weight and bias.
+    """
+
+
+class NormNode(torch.autograd.Function):
+    """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
+
+    The backward pass adds the gradients of both outputs in one kernel, and adds the weight and bias gradients to the
+    parameters' float32 sums (`sum_of_gradients`) where these exist.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, kernels: NormKernels
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        flat = x.contiguous()
+        out, statistics = kernels.forward((flat, weight, bias, epsilon))
+        ctx.save_for_backward(flat, weight, bias, statistics)
+        ctx.epsilon, ctx.kernels = epsilon, kernels
+        ctx.sums = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
+        return x, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        grad_residual, grad_out = gradients
+        if grad_out is None:
+            return grad_residual, None, None, None, None
+        x, weight, bias, statistics = ctx.saved_tensors
+        total, grad_weight = sum_or_zeros(ctx.sums[0], weight)
+        bias_total, grad_bias = (None, None) if bias is None else sum_or_zeros(ctx.sums[1], bias)
+        grad_residual = None if grad_residual is None else grad_residual.contiguous()
+        inputs, totals = (x, weight, bias, ctx.epsilon), (total, bias_total)
+        grad_x = ctx.kernels.backward(inputs, statistics, grad_out.contiguous(), grad_residual, totals)
+        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None, None
 
 
 # --- single components ---

@@ -32,7 +32,6 @@ from transduce.serving.models import ServedModel
 from transduce.serving.responses import watching_disconnect
 from transduce.serving.service import RequestChecks, with_alternatives
 
-_LINE_ENDS = ("\n", "\r")
 # The keys of version 0.1, which answers have beside the current ones until version 0.3.
 _OLD_KEYS = {
     "token": "piece",
@@ -146,7 +145,7 @@ class InspectionHandlers:
 
     def _check_text(self, name: str, text: str) -> None:
         check_characters(len(text), self.service.settings.max_characters, f"`{name}`")
-        if any(end in text for end in _LINE_ENDS):
+        if "\n" in text or "\r" in text:
             raise invalid_request(f"`{name}` must be one line: only one line is inspected at a time")
 
     def _check_tokens(self, name: str, text: str, model: ServedModel) -> None:

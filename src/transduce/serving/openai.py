@@ -461,7 +461,7 @@ def read_conversation(
             )
         return prompt, []
     if name in completions.service.generators:
-        return conversation_text(messages), []
+        return "\n".join(text for message in messages if (text := message.text)), []  # the model knows no roles
     return last_user_message(messages), earlier_turns(messages, completions.service.routes.by_name[name].context_before)
 
 
@@ -508,17 +508,6 @@ def earlier_turns(messages: Sequence[ChatMessage], max_turns: int) -> list[tuple
     last = max(0, len(turns) - 1)
     read = turns[max(0, last - max_turns) : last]
     return [(user.text, "" if answer is None else answer.text) for user, answer in read if user.text]
-
-
-def conversation_text(messages: Sequence[ChatMessage]) -> str:
-    """Return the texts of a conversation's messages joined by line feeds, for a language model that knows no roles.
-
-    Messages without text are left out.
-
-    Raises:
-        RequestError: a message has a part that is not text.
-    """
-    return "\n".join(text for message in messages if (text := message.text))
 
 
 def _usage(completion: Completion) -> Usage:

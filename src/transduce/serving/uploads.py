@@ -10,7 +10,6 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
@@ -145,7 +144,7 @@ class DocumentTranslation:
         names = msgspec.structs.replace(self.order.settings, target_language=self.order.target)
         document = read_document(self.order.file.name, self.order.file.content, names, limits)
         self.warnings += [note for note, _ in document_notes(document)]
-        result = translate_content(document, _QueuedTexts(self, self._context_before()))
+        result = translate_content(document, _QueuedTexts(self, self._loop, self._context_before()))
         self.characters = sum(_count_characters(unit) for unit in document.units)
         self._service.metrics.characters.inc(max(0, self.characters - self._sent_characters))
         return result
@@ -161,20 +160,14 @@ class DocumentTranslation:
         models = [routes.model(source, target) for source in sources]
         return max((model.context_before for model in models if model is not None), default=0)
 
-    def translate_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
+    async def queue_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
         """Return a list of translations of consecutive texts of the document, made through the queue of all requests.
-
-        This runs in the document's thread and waits until the event loop has the translations.
 
         Args:
             texts: the texts; a plain text without words, such as `B`, stays as it is.
             kind: what all of the texts are: plain text, XML or HTML.
             before: the document's texts before them with their translations, for a model that reads context.
         """
-        future: Future[list[str]] = asyncio.run_coroutine_threadsafe(self._queue_texts(texts, kind, before), self._loop)
-        return future.result()
-
-    async def _queue_texts(self, texts: Sequence[str], kind: UnitKind, before: Sequence[tuple[str, str]]) -> list[str]:
         self.state = "translating"
         first = self._num_texts + 1
         self._num_texts += len(texts)
@@ -252,13 +245,18 @@ def _count_characters(unit: Unit) -> int:
 class _QueuedTexts(ContextTexts):
     """A callable that translates an uploaded document's texts in order, and stores them as context for later ones."""
 
-    def __init__(self, document: DocumentTranslation, max_sentences: int) -> None:
+    def __init__(self, document: DocumentTranslation, loop: asyncio.AbstractEventLoop, max_sentences: int) -> None:
         super().__init__(max_sentences)
         self._document = document
+        self._loop = loop
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return a list with the translation of each text; the texts of all calls are one document."""
-        translations = self._document.translate_texts(texts, kind, self.before)
+        """Return a list with the translation of each text; the texts of all calls are one document.
+
+        This runs in the document's thread, and waits until the event loop has the translations.
+        """
+        queued = self._document.queue_texts(texts, kind, self.before)
+        translations = asyncio.run_coroutine_threadsafe(queued, self._loop).result()
         self.remember(texts, translations, kind)
         return translations
 

@@ -548,7 +548,9 @@ def _task_corpus(
                 f"`data.context_before` is {data.context_before}, but {data.prepared} was prepared without documents: "
                 "prepare it again with `data.context_before`, or leave it out."
             )
-        prepared = ContextCorpus(prepared, _context_settings(data, tokenizer))
+        source, target = (side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
+        on_target = target if data.context_sides == "both" else None
+        prepared = ContextCorpus(prepared, ContextSettings(data.context_before, source, on_target))
         assert prepared_dev is not None
         prepared_dev = ContextCorpus(prepared_dev, prepared.settings)
     return TaskCorpus(
@@ -564,13 +566,6 @@ def _task_corpus(
         dev_targets=[pair.target for pair in pairs],
         dev_groups=groups,
     )
-
-
-def _context_settings(data: DataSettings, tokenizer: Tokenizer) -> ContextSettings:
-    on_target = data.context_sides == "both"
-    separators = (side.id(CONTEXT_SEPARATOR) for side in (tokenizer.source, tokenizer.target))
-    source, target = separators
-    return ContextSettings(data.context_before, source, target if on_target else None)
 
 
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:

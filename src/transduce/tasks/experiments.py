@@ -90,7 +90,9 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     applied to each of these.
     """
     test: TestSettings | None = None
-    """The test set; None: the dev set's files are used, or else only the measure that selects the best model."""
+    """The test set; None: the files of the dev set; without these, runs are compared by the measure that selects the
+    best model.
+    """
     plugins: tuple[str, ...] = ()
     """Paths of Python files that register the user's own components."""
 

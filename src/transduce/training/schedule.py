@@ -5,10 +5,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
-
-if TYPE_CHECKING:  # it needs this module
-    from transduce.training.settings import ResolvedTraining
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 # --- plan of a run with a time budget ---
 # The clock decides, several dozen times, at which step the run will end. The learning rate and the validations are pure
@@ -343,7 +340,25 @@ class Rates(NamedTuple):
     """Each matrix is multiplied by 1 - learning_rate × weight_decay."""
 
 
-def step_rates(step: int, settings: "ResolvedTraining", steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
+class RateSettings(Protocol):
+    """The settings of a run that its learning rates and weight decay depend on: an interface of `ResolvedTraining`.
+
+    That class's module needs this one, and PyTorch, which this module must not import.
+    """
+
+    @property
+    def minutes(self) -> float | None: ...
+    @property
+    def schedule(self) -> ScheduleName: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def weight_decay(self) -> float | None: ...
+
+
+def step_rates(step: int, settings: RateSettings, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
     """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
 
     In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings

@@ -14,18 +14,18 @@ from typing_extensions import override
 from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
 from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.rows import DropNode, NormNode, add_sum_of_rows
+from transduce.kernels.cuda.rows import DropNode, add_sum_of_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (
-    LinearSums,
+    LinearKernels,
+    LinearNode,
     MaskedSublayer,
+    NormNode,
     execute,
-    in_dtype_of,
     is_known,
     linear_sums,
     packed_hidden,
     sublayers_of,
-    sum_or_zeros,
 )
 from transduce.model.backend import Rows, add_product
 from transduce.model.feed_forward import Dropout, Linear
@@ -236,48 +236,35 @@ def linear(
 
     The function runs on a GPU by cuBLAS. `TrainingKernels.linear` describes the arguments.
     """
-    sums = linear_sums(weight, bias, rows, activation=activation)
+    sums = linear_sums(_LINEAR, weight, bias, rows, activation)
     return LinearNode.apply(x, weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class LinearNode(torch.autograd.Function):
-    """A linear layer, with ReLU if requested, as an autograd function on a GPU.
+def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """Return activation(x · weightᵀ + bias), for `LinearKernels.forward`."""
+    if bias is None:
+        out = x @ weight.t()
+        return out.relu_() if activation == "relu" else out
+    return (torch._addmm_activation if activation == "relu" else torch.addmm)(bias, x, weight.t())
 
-    The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
-        row_slice = slice(*options.rows)
-        flat, rows_of_weight = x.reshape(-1, x.shape[-1]), weight[row_slice]
-        if bias is None:
-            out = flat @ rows_of_weight.t()
-            out = out.relu_() if options.activation == "relu" else out
-        elif options.activation == "relu":
-            out = torch._addmm_activation(bias[row_slice], flat, rows_of_weight.t())
-        else:
-            out = torch.addmm(bias[row_slice], flat, rows_of_weight.t())
-        ctx.options = options
-        ctx.save_for_backward(flat, weight, bias, None if options.activation is None else out)
-        return out.view(*x.shape[:-1], -1)
+def _linear_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, sums: Sequence[Tensor | None], needs_x: bool
+) -> Tensor | None:
+    """Compute the gradients of a linear layer for `LinearKernels.backward`; `out` is the output of a ReLU, or None."""
+    weight_sum, bias_sum = sums
+    if out is not None:
+        columns = x.new_zeros(len(weight), dtype=torch.float32) if bias_sum is None else bias_sum
+        gradient = add_sum_of_rows(gradient, columns, out)
+    elif bias_sum is not None:
+        add_sum_of_rows(gradient, bias_sum)
+    grad_x = gradient @ weight if needs_x else None
+    if weight_sum is not None:
+        add_product(weight_sum, gradient.t(), x)
+    return grad_x
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        flat, weight, bias, out = ctx.saved_tensors
-        options: LinearSums = ctx.options
-        row_slice, grad_out = slice(*options.rows), gradients[0]
-        gradient = grad_out.reshape(-1, grad_out.shape[-1]).contiguous()
-        total, grad_weight = sum_or_zeros(options.weight_sum, weight) if ctx.needs_input_grad[1] else (None, None)
-        bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if ctx.needs_input_grad[2] else (None, None)
-        if out is not None:
-            columns = flat.new_zeros(len(out[0]), dtype=torch.float32) if bias_total is None else bias_total[row_slice]
-            gradient = add_sum_of_rows(gradient, columns, out)
-        elif bias_total is not None:
-            add_sum_of_rows(gradient, bias_total[row_slice])
-        grad_x = (gradient @ weight[row_slice]).view(*grad_out.shape[:-1], -1) if ctx.needs_input_grad[0] else None
-        if total is not None:
-            add_product(total[row_slice], gradient.t(), flat)
-        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
+
+_LINEAR = LinearKernels(_linear_forward, _linear_backward)
 
 
 # --- whole layers ---
@@ -408,11 +395,11 @@ class _SublayerNodes:
     def _norm(self, x: Tensor) -> Tensor:
         norm = self.sublayer.norm
         bias = norm.bias if isinstance(norm, LayerNorm) else None
-        return self._run(NormNode, x, norm.weight, bias, norm.eps)[1]  # type: ignore[no-any-return]
+        return self._run(NormNode, x, norm.weight, bias, norm.eps, rows.NORM)[1]  # type: ignore[no-any-return]
 
     def _linear(self, x: Tensor, module: Linear, rows: Rows | None = None, *, activation: str | None = None) -> Tensor:
         weight, bias = module.weight, module.bias
-        sums = linear_sums(weight, bias, rows, activation=activation)
+        sums = linear_sums(_LINEAR, weight, bias, rows, activation)
         return self._run(LinearNode, x, weight, bias, sums)  # type: ignore[no-any-return]
 
     def _feed_forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transduce.kernels.cuda import ceil_div, power_of_2
 from transduce.kernels.cuda.triton import rows as triton_kernels
-from transduce.model.backend import sum_of_gradients
+from transduce.kernels.training_executor import NormInputs, NormKernels, NormNode
 from transduce.model.embedding import Embedding
 from transduce.model.positions import LearnedPositions, NoPositions, SinusoidalPositions
 
@@ -126,7 +126,7 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     x goes through the autograd node, so that the norm's backward kernel also adds the gradient of the residual
     connection. This function implements `TrainingKernels.residual_norm`.
     """
-    return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
+    return NormNode.apply(x, weight, bias, epsilon, NORM)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -141,54 +141,37 @@ def add_and_norm(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, epsi
     return total, out
 
 
-class NormNode(torch.autograd.Function):
-    """A norm (LayerNorm, or RMSNorm without a bias) as an autograd function, which returns x and the normalized x.
+def _norm(inputs: NormInputs) -> tuple[Tensor, Tensor]:
+    """Return the normalized x, and each row's mean and inverse deviation, float32 (2, N), for `NormKernels.forward`."""
+    x, weight, bias, epsilon = inputs
+    count, width = x.numel() // x.shape[-1], x.shape[-1]
+    out, statistics = torch.empty_like(x), torch.empty(2, count, dtype=torch.float32, device=x.device)
+    rows, block, warps = _launch_shape(width)
+    shift, centered = (weight, False) if bias is None else (bias, True)
+    triton_kernels.norm[(ceil_div(count, rows),)](
+        x, weight, shift, out, *statistics, count, width, epsilon, centered, rows, block, num_warps=warps
+    )
+    return out, statistics
 
-    x is returned for a residual connection: the backward pass adds its gradient in the kernel that computes the norm's
-    gradient. Weight and bias gradients are added to float32 sums where these exist.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        flat = x.contiguous()
-        count, width = flat.numel() // flat.shape[-1], flat.shape[-1]
-        out = torch.empty_like(flat)
-        means, roots = torch.empty(2, count, dtype=torch.float32, device=x.device)
-        rows, block, warps = _launch_shape(width)
-        shift, centered = (weight, False) if bias is None else (bias, True)
-        triton_kernels.norm[(ceil_div(count, rows),)](
-            flat, weight, shift, out, means, roots, count, width, epsilon, centered, rows, block, num_warps=warps
-        )
-        ctx.save_for_backward(flat, weight, means, roots)
-        ctx.centered = centered
-        ctx.slots = sum_of_gradients(weight), None if bias is None else sum_of_gradients(bias)
-        return x, out
+def _norm_backward(
+    inputs: NormInputs, statistics: Tensor, gradient: Tensor, kept: Tensor | None, totals: tuple[Tensor, Tensor | None]
+) -> Tensor:
+    """Return the gradient of x, and add those of weight and bias to `totals`, for `NormKernels.backward`."""
+    (x, weight, _, _), (total, bias_total) = inputs, totals
+    count, width = x.numel() // x.shape[-1], x.shape[-1]
+    grad_x, block = torch.empty_like(x), power_of_2(width)
+    rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
+    triton_kernels.norm_backward[(min(_PROGRAMS, ceil_div(count, rows)),)](
+        x, weight, gradient, gradient if kept is None else kept, *statistics, grad_x, total,
+        total if bias_total is None else bias_total, count, width, bias_total is not None, kept is not None, rows,
+        block, num_warps=warps,
+    )  # fmt: skip
+    return grad_x
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        grad_residual, grad_out = gradients
-        if grad_out is None:
-            return grad_residual, None, None, None
-        x, weight, means, roots = ctx.saved_tensors
-        count, width = x.numel() // x.shape[-1], x.shape[-1]
-        grad_x, grad_out = torch.empty_like(x), grad_out.contiguous()
-        grad_weight, grad_bias = (
-            torch.zeros_like(weight, dtype=torch.float32) if gradient_sum is None else gradient_sum
-            for gradient_sum in ctx.slots
-        )
-        block = power_of_2(width)
-        rows, warps = max(1, _ELEMENTS // block), max(_WARPS, block // 1024)
-        residual_gradient, has_residual = (
-            (grad_out, False) if grad_residual is None else (grad_residual.contiguous(), True)
-        )
-        triton_kernels.norm_backward[(min(_PROGRAMS, ceil_div(count, rows)),)](
-            x, weight, grad_out, residual_gradient, means, roots, grad_x, grad_weight, grad_bias, count, width,
-            ctx.centered, has_residual, rows, block, num_warps=warps,
-        )  # fmt: skip
-        weight_gradient = grad_weight.to(weight.dtype) if ctx.slots[0] is None else None
-        bias_gradient = grad_bias.to(weight.dtype) if ctx.centered and ctx.slots[1] is None else None
-        return grad_x, weight_gradient, bias_gradient, None
+
+NORM = NormKernels(_norm, _norm_backward)
+"""The functions that compute norms, forward and backward."""
 
 
 def _launch_shape(width: int) -> tuple[int, int, int]:

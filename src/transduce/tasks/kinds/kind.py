@@ -273,11 +273,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a finished run: quality, hint on use, further files for the model folder, and search settings."""
 
     measured: str
-    """The measured quality on the dev set, in the words for the terminal."""
+    """The measured quality on the dev set, as text for the terminal."""
     hint: str
     """A hint on how to use the model, with an example of a command."""
     report: object
-    """The measured quality on the dev set in the words for the model card, as `str` returns them."""
+    """The measured quality on the dev set for the model card, which shows the object's `str`."""
     scores: object
     """The dev scores, which the file dev_score.json of the model folder gets as JSON."""
     files: Mapping[str, bytes] = {}

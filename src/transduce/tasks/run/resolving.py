@@ -227,7 +227,9 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
 def predict_epochs(
     settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
 ) -> float:
-    """Predict the number of epochs, a fraction, from the time budget and the machine's speed, or else the steps.
+    """Predict how many epochs a run takes, not rounded.
+
+    With a time budget (`training.minutes`), the number follows from the machine's speed, otherwise from the steps.
 
     Args:
         settings: the user's settings; steps and batch size that these leave open are those that the task would choose.
@@ -554,7 +556,10 @@ def _adapts_dropout(settings: Settings) -> bool:
 
 
 def explain_training(config: ModelConfig, training: ResolvedTraining, device: str, choice_log: ChoiceLog) -> None:
-    """Add to the choice log why this package's kernels train single components and not whole layers."""
+    """Log why this package's kernels train single components of a model and not whole layers.
+
+    Nothing is logged if they train whole layers, or if PyTorch's own kernels train the model.
+    """
     if training.kernels != "native" or config.kind == "recurrent":
         return
     with torch.device("meta"):

@@ -241,7 +241,9 @@ class Run:
         settings, base_model = preflight(self.kind, self.settings, self.machine, choice_log)
         if base_model is not None:
             settings = follow_base_languages(settings, choice_log)
-            settings = follow_base_search(settings, self._specified_search(), choice_log)
+            content = with_preset(with_current_settings(self.request.settings, warn=False))
+            specified_search = msgspec.to_builtins(content.get("search", {}))
+            settings = follow_base_search(settings, specified_search, choice_log)
         base_config = None if base_model is None else base_model.model.config
         corpus = self.kind.prepare(
             Preparation(
@@ -274,12 +276,6 @@ class Run:
         prepare_initial_weights(folder, resolved, corpus.tokenizer, choice_log, self.kind.reinitialized(corpus))
         self._say_choices(choice_log)
         return resolved, corpus
-
-    def _specified_search(self) -> Mapping[str, Any]:
-        """Return a dict of the search settings that the user or the preset has set, without defaults."""
-        content = with_preset(with_current_settings(self.request.settings, warn=False))
-        specified: Mapping[str, Any] = msgspec.to_builtins(content.get("search", {}))
-        return specified
 
     def _resolve(
         self, settings: Settings, corpus: RunCorpus, base_config: ModelConfig | None, choice_log: ChoiceLog

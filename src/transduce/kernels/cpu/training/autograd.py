@@ -1,5 +1,6 @@
 """Provide compiled training kernels as PyTorch autograd functions: attention, norms, linear layers, embeddings."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -47,8 +48,15 @@ from transduce.kernels.cpu.train_rows import (
     sum_columns,
     supports_logits,
 )
-from transduce.kernels.training_executor import LinearSums, in_dtype_of, linear_sums, sum_or_zeros
-from transduce.model.backend import Rows, add_product, sum_of_gradients
+from transduce.kernels.training_executor import (
+    LinearKernels,
+    LinearNode,
+    NormInputs,
+    NormKernels,
+    NormNode,
+    linear_sums,
+)
+from transduce.model.backend import Rows, add_product
 from transduce.model.positions import Rotation
 
 # --- attention ---
@@ -268,64 +276,42 @@ def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
             raise ValueError(f"{describe(each)} cannot be the weight or bias of a norm of {describe(x)}")
-    return NormNode.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return,no-untyped-call]
+    return NormNode.apply(x, weight, bias, epsilon, _NORM)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class NormNode(torch.autograd.Function):
-    """A norm as an autograd function that returns x, for a residual connection, and the normalized x.
-
-    The norm is LayerNorm, or RMSNorm if there is no bias. The backward pass adds the gradients of both outputs in one
-    kernel, and adds the weight and bias gradients to the parameters' float32 sums (`sum_of_gradients`) where these
-    exist.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        flat, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
-        out, sums = torch.empty_like(flat), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
-        _run_norm("rms" if bias is None else "norm", (flat, weight, bias), epsilon, sums, out)
-        ctx.save_for_backward(flat, weight, bias, sums)
-        ctx.epsilon = epsilon
-        return x, out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        grad_residual, grad_out = gradients
-        if grad_out is None:
-            return grad_residual, None, None, None
-        x, weight, bias, sums = ctx.saved_tensors
-        grad_out, grad_residual = grad_out.contiguous(), None if grad_residual is None else grad_residual.contiguous()
-        grad_x = torch.empty_like(x)
-        total, grad_weight = sum_or_zeros(sum_of_gradients(weight), weight)
-        bias_total, grad_bias = (None, None) if bias is None else sum_or_zeros(sum_of_gradients(bias), bias)
-        thread_gradients = torch.empty(torch.get_num_threads(), 2, x.shape[-1], dtype=torch.float32)
-        name = "rms_backward" if bias is None else "norm_backward"
-        backward_tensors = (grad_out, grad_residual, thread_gradients, total, bias_total)
-        _run_norm(name, (x, weight, bias), ctx.epsilon, sums, grad_x, backward_tensors)
-        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
+def _norm(inputs: NormInputs) -> tuple[Tensor, Tensor]:
+    """Return the normalized x and two statistics of each row, float32 (N, 2), for `NormKernels.forward`."""
+    x = inputs[0]
+    out, sums = torch.empty_like(x), torch.empty(x.numel() // x.shape[-1], 2, dtype=torch.float32)
+    _run_norm("", inputs, sums, out)
+    return out, sums
 
 
-def _run_norm(
-    name: str,
-    tensors: tuple[Tensor, Tensor, Tensor | None],
-    epsilon: float,
-    sums: Tensor,
-    out: Tensor,
-    backward_tensors: tuple[Tensor | None, ...] = (None,) * 5,
-) -> None:
-    """Run the compiled kernel called `name`, of LayerNorm or RMSNorm, which writes its result to `out`.
+def _norm_backward(
+    inputs: NormInputs, sums: Tensor, gradient: Tensor, kept: Tensor | None, totals: tuple[Tensor, Tensor | None]
+) -> Tensor:
+    """Return the gradient of x, and add those of weight and bias to `totals`, for `NormKernels.backward`."""
+    grad_x = torch.empty_like(inputs[0])
+    thread_gradients = torch.empty(torch.get_num_threads(), 2, grad_x.shape[-1], dtype=torch.float32)
+    _run_norm("_backward", inputs, sums, grad_x, gradient, kept, thread_gradients, *totals)
+    return grad_x
+
+
+_NORM = NormKernels(_norm, _norm_backward)
+
+
+def _run_norm(suffix: str, inputs: NormInputs, sums: Tensor, out: Tensor, *tensors: Tensor | None) -> None:
+    """Run the compiled kernel of LayerNorm, or RMSNorm without a bias, which writes its result to `out`.
 
     Args:
-        name: the kernel: `norm` or `rms`, or one of these with the suffix `_backward`.
-        tensors: the input x (…, D), the weight (D,), and the bias (D,) or None.
-        epsilon: the number that the norm adds to the variance, or to the mean square.
+        suffix: "" for the forward kernel, or "_backward".
+        inputs: x (…, D), the weight, the bias or None, and epsilon.
         sums: float32 (N, 2), two statistics of each row, which the forward kernel writes and the backward kernel reads.
         out: receives the normalized x, or the gradient with respect to x.
-        backward_tensors: for a backward kernel, the last five of `NormArguments`, from `gradient` on.
+        tensors: for a backward kernel, the last five of `NormArguments`, from `gradient` on.
     """
-    x, weight, bias = tensors
+    x, weight, bias, epsilon = inputs
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
     arguments = NormArguments(
         x.data_ptr(),
         weight.data_ptr(),
@@ -335,9 +321,9 @@ def _run_norm(
         float_bits(epsilon),
         sums.data_ptr(),
         out.data_ptr(),
-        *map(address_of, backward_tensors),
+        *map(address_of, tensors or (None,) * 5),
     )
-    row_kernels(x.dtype)[name].run(*arguments)
+    row_kernels(x.dtype)[("rms" if bias is None else "norm") + suffix].run(*arguments)
 
 
 # --- linear layers ---
@@ -369,68 +355,37 @@ def linear(
     `TrainingKernels.linear` gives the shapes. PyTorch's GEMM is used for sizes that the compiled GEMM does not
     support.
     """
-    sums = linear_sums(weight, bias, rows, activation=activation)
-    out: Tensor = _Linear.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-untyped-call]
-    return out
+    sums = linear_sums(_LINEAR, weight, bias, rows, activation)
+    return LinearNode.apply(x.contiguous(), weight, bias, sums)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Linear(torch.autograd.Function):
-    """A linear layer, with ReLU if requested, as an autograd function.
-
-    The weight and bias gradients are added to the parameters' float32 sums where these exist, else returned to PyTorch.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LinearSums) -> Tensor:
-        rows = slice(*options.rows)
-        flat, rows_of_weight, rows_of_bias = x.view(-1, x.shape[-1]), weight[rows], None if bias is None else bias[rows]
-        if supports_gemm(flat, rows_of_weight):
-            out = multiply(flat, rows_of_weight, rows_of_bias, activation=options.activation).view(
-                *x.shape[:-1], len(rows_of_weight)
-            )
-        else:
-            out = F.linear(x, rows_of_weight, rows_of_bias)
-            out = out.relu_() if options.activation == "relu" else out
-        ctx.options = options
-        ctx.save_for_backward(x, weight, bias, None if options.activation is None else out)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x_saved, weight, bias, out = ctx.saved_tensors
-        options: LinearSums = ctx.options
-        rows, (needs_x, needs_weight, needs_bias) = slice(*options.rows), ctx.needs_input_grad[:3]
-        x, gradient = x_saved.view(-1, x_saved.shape[-1]), gradients[0].contiguous().view(-1, gradients[0].shape[-1])
-        gate = None if out is None else out.view_as(gradient)
-        total, grad_weight = sum_or_zeros(options.weight_sum, weight) if needs_weight else (None, None)
-        bias_total, grad_bias = sum_or_zeros(options.bias_sum, bias) if needs_bias else (None, None)
-        sums = GradientSums(*(None if each is None else each[rows] for each in (total, bias_total)))
-        if supports_gemm(x, weight[rows]):
-            if gate is not None:
-                gradient = torch.ops.aten.threshold_backward(gradient, gate, 0.0)
-            grad_x = linear_backward(gradient, x, weight[rows], sums, needs_x=needs_x)
-        else:
-            grad_x = _backward_by_pytorch(gradient, x, weight[rows], gate, sums, needs_x=needs_x)
-        grad_x = None if grad_x is None else grad_x.view_as(x_saved)
-        return grad_x, in_dtype_of(weight, grad_weight), in_dtype_of(bias, grad_bias), None
+def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """Return activation(x · weightᵀ + bias), for `LinearKernels.forward`."""
+    if supports_gemm(x, weight):
+        return multiply(x, weight, bias, activation=activation)
+    out = F.linear(x, weight, bias)
+    return out.relu_() if activation == "relu" else out
 
 
-def _backward_by_pytorch(
-    gradient: Tensor, x: Tensor, weight: Tensor, gate: Tensor | None, sums: GradientSums, *, needs_x: bool
+def _linear_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, sums: Sequence[Tensor | None], needs_x: bool
 ) -> Tensor | None:
-    """Compute a linear layer's gradients by PyTorch's GEMM; return that of x, or None if `needs_x` is False.
-
-    The weight and bias gradients are added to `sums`. The arguments are those of `train_calls.linear_backward`. `gate`
-    is the output of the layer's ReLU, or None: gradients are zero where it is not positive.
-    """
-    if gate is not None or sums.bias is not None:
-        gradient, columns = sum_columns(gradient, gate)
-        if sums.bias is not None:
-            sums.bias.add_(columns)
-    if sums.weight is not None:
-        add_product(sums.weight, gradient.t(), x)
+    """Compute the gradients of a linear layer for `LinearKernels.backward`; `out` is the output of a ReLU, or None."""
+    if supports_gemm(x, weight):
+        if out is not None:
+            gradient = torch.ops.aten.threshold_backward(gradient, out, 0.0)
+        return linear_backward(gradient, x, weight, GradientSums(*sums), needs_x=needs_x)
+    weight_sum, bias_sum = sums
+    if out is not None or bias_sum is not None:
+        gradient, columns = sum_columns(gradient, out)
+        if bias_sum is not None:
+            bias_sum.add_(columns)
+    if weight_sum is not None:
+        add_product(weight_sum, gradient.t(), x)
     return gradient @ weight if needs_x else None
+
+
+_LINEAR = LinearKernels(_linear_forward, _linear_backward)
 
 
 # --- gradients of embeddings ---
