@@ -20,18 +20,13 @@ from transduce.demonstration.clauses import (
     a_subject,
     asked,
     bare,
-    counted,
     declarative,
     definite,
-    how_many,
     phrase,
-    some,
     somebody,
     swap,
     what,
-    where,
     whether,
-    why,
 )
 from transduce.demonstration.lexicon import Noun, Place, Verb
 
@@ -169,7 +164,7 @@ def a_thing(random: Random, noun: Noun, frame: SentenceForm, subject: Nominal) -
     """
     kind = random.random()
     if noun.measure and frame.some and kind < 0.35:
-        return some(random, noun).object
+        return clauses.some(random, noun).object
     if noun.measure and frame.definite and kind > 0.7:
         return definite(random, noun, subject).object
     return bare(noun).object
@@ -324,7 +319,7 @@ def giving(random: Random) -> Phrase:
     receiver = somebody(random, subject).object
     if random.random() < 0.65:
         frame = random.choice(_GIVING_FRAMES)
-        action = Action(lexicon.GIVE, receiver + some(random, a_noun(random, lexicon.GIFTS)).object)
+        action = Action(lexicon.GIVE, receiver + clauses.some(random, a_noun(random, lexicon.GIFTS)).object)
     else:
         frame = random.choice(_TEACHING_FRAMES)
         action = Action(lexicon.TEACH, receiver + bare(a_noun(random, lexicon.TEACH.objects)).object)
@@ -396,7 +391,7 @@ def going_question(random: Random) -> Phrase:
         return what(phrase("哪里", "where"), subject, question, Action(lexicon.HEAD), time, early(random))
     if kind < 0.5:
         place = random.choice(DESTINATIONS)
-        return why(phrase("怎么", "how"), subject, clauses.DOES_ONE, Action(lexicon.GO, destination(place)))
+        return clauses.why(phrase("怎么", "how"), subject, clauses.DOES_ONE, Action(lexicon.GO, destination(place)))
     if kind < 0.6:
         return whether(subject, clauses.HAS_ONE, an_experience(random))
     question = random.choice((clauses.DID_ONE, clauses.WANTS_ONE, clauses.WILL_ONE, clauses.CAN_ONE))
@@ -433,7 +428,7 @@ def how_many_question(random: Random) -> Phrase:
     """
     question, subject = random.choice((clauses.DID_ONE, clauses.DID_ONE, clauses.WANTS_ONE)), asked(random)
     verb, noun = random.choice(_COUNTED)
-    return what(how_many(noun), subject, question, Action(verb), a_time(random, question), early(random))
+    return what(clauses.how_many(noun), subject, question, Action(verb), a_time(random, question), early(random))
 
 
 def whom_question(random: Random) -> Phrase:
@@ -454,7 +449,7 @@ def where_question(random: Random) -> Phrase:
     else:
         verb, noun = an_activity(random, question)
         action = Action(verb, a_thing(random, noun, question, subject))
-    return where(subject, question, action, a_time(random, question))
+    return clauses.where(subject, question, action, a_time(random, question))
 
 
 def why_question(random: Random) -> Phrase:
@@ -464,7 +459,7 @@ def why_question(random: Random) -> Phrase:
     """
     (question, negation), subject = random.choice(_WHY_QUESTIONS), asked(random)
     action = an_action(random, subject, question)
-    return why(phrase("为什么", "why"), subject, question, action, negation)
+    return clauses.why(phrase("为什么", "why"), subject, question, action, negation)
 
 
 def who_question(random: Random) -> Phrase:
@@ -489,6 +484,6 @@ def request(random: Random) -> Phrase:
 
 def _please(random: Random) -> Action:
     if random.random() < 0.5:
-        given = counted(a_noun(random, lexicon.GIFTS), ("一", ""))
+        given = clauses.counted(a_noun(random, lexicon.GIFTS), ("一", ""))
         return Action(lexicon.GIVE, phrase("我", "me") + given.object)
     return an_action(random, clauses.YOU, clauses.CAN)

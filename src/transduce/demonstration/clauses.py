@@ -479,27 +479,10 @@ WAS_DOING = Frame(form=PAST, times=lexicon.PAST_TIMES, timed=True)
 # Before a second verb with 了, the first takes none: 昨天我去商店买了苹果.
 WENT = Frame(form=PAST, times=lexicon.PAST_TIMES)
 DID_NOT = Frame(marker="没", english=_same("did not"), times=lexicon.PAST_TIMES, definite=True)
-IS_DOING = Frame(
-    marker="正在",
-    english=BE,
-    form=GERUND,
-    times=lexicon.PRESENT_TIMES,
-    definite=True,
-    adjuncts=False,
-)
-HAS_DONE = Frame(
-    form=PARTICIPLE,
-    aspect="过",
-    helper=HAVE,
-    after=phrase("", "before"),
-    adjuncts=False,
-)
+IS_DOING = Frame(marker="正在", english=BE, form=GERUND, times=lexicon.PRESENT_TIMES, definite=True, adjuncts=False)
+HAS_DONE = Frame(form=PARTICIPLE, aspect="过", helper=HAVE, after=phrase("", "before"), adjuncts=False)
 HAS_NEVER = Frame(
-    marker="没",
-    english=("have never", "has never", "have never"),
-    form=PARTICIPLE,
-    aspect="过",
-    adjuncts=False,
+    marker="没", english=("have never", "has never", "have never"), form=PARTICIPLE, aspect="过", adjuncts=False
 )
 WILL = Frame(marker="会", english=_same("will"), times=lexicon.FUTURE_TIMES, timed=True, some=True, definite=True)
 WILL_NOT = Frame(
@@ -515,18 +498,10 @@ GOING_TO = Frame(
 )
 WANTS = Frame(marker="想", english=_to("want"), times=lexicon.FUTURE_TIMES, some=True, definite=True)
 DOES_NOT_WANT = Frame(
-    marker="不 想",
-    english=_do_not("want to"),
-    links="0-0 0-1 1-2 1-3",
-    times=lexicon.FUTURE_TIMES,
-    definite=True,
+    marker="不 想", english=_do_not("want to"), links="0-0 0-1 1-2 1-3", times=lexicon.FUTURE_TIMES, definite=True
 )
 LIKES = Frame(marker="喜欢", english=_to("like"))
-DOES_NOT_LIKE = Frame(
-    marker="不 喜欢",
-    english=_do_not("like to"),
-    links="0-0 0-1 1-2 1-3",
-)
+DOES_NOT_LIKE = Frame(marker="不 喜欢", english=_do_not("like to"), links="0-0 0-1 1-2 1-3")
 CAN = Frame(marker="能", english=_same("can"), times=lexicon.FUTURE_TIMES, definite=True)
 CANNOT = Frame(marker="不 能", english=_same("cannot"), times=lexicon.FUTURE_TIMES, definite=True)
 MAY = Frame(marker="可以", english=_same("may"), definite=True, some=True)

@@ -30,24 +30,15 @@ from transduce.demonstration.clauses import (
     Phrase,
     a_noun,
     a_subject,
-    article,
     asked,
-    at_time,
     bare,
-    counted,
     declarative,
     definite,
-    demonstrative,
-    how_many,
     owned,
-    owner_phrase,
     phrase,
-    some,
     somebody,
     swap,
-    what,
     whether,
-    why,
 )
 from transduce.demonstration.lexicon import Adjective, Noun, Place
 
@@ -100,11 +91,11 @@ def feeling_question(random: Random) -> Phrase:
     if kind < 0.45:
         return whether(subject, clauses.DOES_ONE, action)
     if kind < 0.65:
-        return why(phrase("为什么", "why"), subject, clauses.DOES_ONE, action, random.choice(("", "不")))
+        return clauses.why(phrase("为什么", "why"), subject, clauses.DOES_ONE, action, random.choice(("", "不")))
     if kind < 0.85:
         return declarative(WHO, random.choice((clauses.HABIT, clauses.DOES_NOT)), action) + QUESTION_MARK
     word = clauses.WHAT if action.verb is lexicon.LIKE and random.random() < 0.5 else WHO.object
-    return what(word, subject, clauses.DOES_ONE, Action(action.verb))
+    return clauses.what(word, subject, clauses.DOES_ONE, Action(action.verb))
 
 
 def _feeling(random: Random, subject: Nominal) -> Action:
@@ -144,7 +135,7 @@ def _mood(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
     be = (clauses.WAS if past else BE)[subject.agreement]
     degree = random.choice((phrase("很", be), phrase("不", f"{be} not"), phrase("非常", f"{be} very", "0-1")))
     tired = degree + phrase(adjective.source, adjective.english)
-    return at_time(subject.subject, tired, phrase(*time), early(random))
+    return clauses.at_time(subject.subject, tired, phrase(*time), early(random))
 
 
 def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
@@ -160,7 +151,7 @@ def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
 
 
 def _this(random: Random, noun: Noun) -> Nominal:
-    return demonstrative(noun, random.choice(clauses.POINTERS[:2] if noun.container else clauses.POINTERS))
+    return clauses.demonstrative(noun, random.choice(clauses.POINTERS[:2] if noun.container else clauses.POINTERS))
 
 
 def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
@@ -226,7 +217,7 @@ def _compared(random: Random) -> tuple[Nominal, Nominal, Adjective]:
         mine, yours = random.sample(OWNERS, 2)
         return owned(noun, mine), owned(noun, yours), adjective
     this, that = random.sample(clauses.POINTERS[:2], 2)
-    return demonstrative(noun, this), demonstrative(noun, that), adjective
+    return clauses.demonstrative(noun, this), clauses.demonstrative(noun, that), adjective
 
 
 # --- being, having, thinking ---
@@ -271,11 +262,11 @@ def _role(random: Random, subject: Nominal) -> Phrase:
     """
     if random.random() < 0.6:
         noun = random.choice(lexicon.OCCUPATIONS)
-        return phrase(noun.source, noun.many if subject.plural else f"{article(noun.one)} {noun.one}")
+        return phrase(noun.source, noun.many if subject.plural else f"{clauses.article(noun.one)} {noun.one}")
     excluded = subject.referents | subject.owners
     owner = random.choice([owner for owner in OWNERS if owner.removesuffix("们") not in excluded])
     noun = random.choice(lexicon.COMPANIONS)
-    return owner_phrase(owner) + phrase(noun.source, noun.many if subject.plural else noun.one)
+    return clauses.owner_phrase(owner) + phrase(noun.source, noun.many if subject.plural else noun.one)
 
 
 def _property(random: Random) -> Phrase:
@@ -395,13 +386,13 @@ def existence(random: Random) -> Phrase:
     spot, noun = phrase(source, english, links), a_noun(random, nouns)
     kind = random.random()
     if kind < 0.6:
-        things = some(random, noun)
+        things = clauses.some(random, noun)
         return swap(spot, phrase("有", f"there {BE[things.agreement]}") + things.subject)
     if kind < 0.75:
         things = bare(noun)
         return swap(spot, phrase("没有", f"there {BE[things.agreement]} no") + things.subject)
     if kind < 0.9:
-        return swap(spot, swap(phrase("有", "are there"), how_many(noun))) + QUESTION_MARK
+        return swap(spot, swap(phrase("有", "are there"), clauses.how_many(noun))) + QUESTION_MARK
     return swap(spot, swap(phrase("有", "is"), clauses.WHAT)) + QUESTION_MARK
 
 
@@ -414,10 +405,10 @@ def possession(random: Random) -> Phrase:
     if kind < 0.2:
         return declarative(subject, clauses.HAS_NOT, Action(lexicon.HAVE, _goods(random)))
     if kind < 0.35:
-        siblings = counted(random.choice(_SIBLINGS), random.choice(lexicon.NUMBERS[:3]))
+        siblings = clauses.counted(random.choice(_SIBLINGS), random.choice(lexicon.NUMBERS[:3]))
         return declarative(subject, clauses.HABIT, Action(lexicon.HAVE, siblings.object))
     verb = random.choice((lexicon.HAVE, lexicon.HAVE, lexicon.NEED, lexicon.WISH))
-    return declarative(subject, clauses.HABIT, Action(verb, some(random, a_noun(random, verb.objects)).object))
+    return declarative(subject, clauses.HABIT, Action(verb, clauses.some(random, a_noun(random, verb.objects)).object))
 
 
 def _goods(random: Random) -> Phrase:
@@ -434,11 +425,11 @@ def possession_question(random: Random) -> Phrase:
         return whether(subject, clauses.DOES_ONE, Action(lexicon.HAVE, _goods(random)))
     if kind < 0.5:
         sibling = random.choice(_SIBLINGS)
-        has = Action(lexicon.HAVE, phrase(sibling.source, f"{article(sibling.one)} {sibling.one}"))
+        has = Action(lexicon.HAVE, phrase(sibling.source, f"{clauses.article(sibling.one)} {sibling.one}"))
         return whether(subject, clauses.DOES_ONE, has)
     verb = random.choice((lexicon.HAVE, lexicon.HAVE, lexicon.WISH, lexicon.NEED))
     noun = a_noun(random, verb.objects)
-    return what(how_many(noun), subject, clauses.DOES_ONE, Action(verb))
+    return clauses.what(clauses.how_many(noun), subject, clauses.DOES_ONE, Action(verb))
 
 
 # --- what people think and know ---

@@ -411,9 +411,7 @@ def _distant(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
     far = heads * (distances >= min(_FAR, len(words) - 1))
     row = int(far.sum(axis=(0, 2)).argmax()) if row is None else row
     names = tuple(f"head {number + 1}" for number in range(len(heads)))
-    lines = WordLines(
-        title=f"attention from {words[row]}", left=words, right=words, weights=_only(heads, row), head_names=names
-    )
+    lines = WordLines(f"attention from {words[row]}", words, words, _only(heads, row), names)
     best = heads[:, row].argmax(axis=-1)
     found = tuple(
         (name, words[row], words[column], float(weights[row, column]), int(distances[row, column]))
@@ -429,10 +427,8 @@ def _anaphora(words: tuple[str, ...], heads: Any, row: int | None) -> _Figure:
         row = pronouns[-1] if pronouns else int(others.max(axis=(0, 2)).argmax())
     order = np.argsort(-others[:, row].max(axis=-1), kind="stable")[:2]
     names = tuple(f"head {number + 1}" for number in order)
-    sharpest = WordLines(title=names[0], left=words, right=words, weights=heads[order[:1]])
-    alone = WordLines(
-        title=f"from {words[row]} alone", left=words, right=words, weights=_only(heads[order], row), head_names=names
-    )
+    sharpest = WordLines(names[0], words, words, heads[order[:1]])
+    alone = WordLines(f"from {words[row]} alone", words, words, _only(heads[order], row), names)
     found = tuple(
         (name, words[row], words[int(others[number, row].argmax())], float(others[number, row].max()))
         for name, number in zip(names, order, strict=True)
@@ -444,8 +440,7 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
     differences = 0.5 * np.abs(heads[:, None] - heads[None]).sum(axis=-1).mean(axis=-1)  # (H, H)
     one, other = (int(each) for each in np.unravel_index(differences.argmax(), differences.shape))
     panels = tuple(
-        WordLines(title=f"head {number + 1}", left=words, right=words, weights=heads[[number]])
-        for number in dict.fromkeys((one, other))
+        WordLines(f"head {number + 1}", words, words, heads[[number]]) for number in dict.fromkeys((one, other))
     )
     offsets = np.subtract.outer(np.arange(len(words)), np.arange(len(words)))
     found = tuple(_described(number, heads[number], offsets, float(differences[one, other])) for number in (one, other))

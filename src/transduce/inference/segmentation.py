@@ -7,6 +7,7 @@ and lines without a letter. It is copied to the translation unchanged.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -144,45 +145,34 @@ _EMOJI = "\u2190-\u21ff\u25a0-\u27bf\u2b00-\u2bff\U0001f000-\U0001fbff\ufe0f\u20
 _EMOJI_OR_SPACES = re.compile(rf"[\s{_EMOJI}]+")
 
 
+@dataclass(frozen=True)
 class Segmenter:
     """A function that divides texts into sentences and the layout between them (spaces, list marks), for one model."""
 
-    def __init__(
-        self,
-        settings: TextSettings,
-        *,
-        splits: bool,
-        separator: str,
-        source_language: str | None,
-        passes_wordless: bool,
-        reads_line_feeds: bool = False,
-        composes: bool = False,
-        read: Callable[[str], str] = str,
-        cut: Callable[[str, Sequence[Span]], list[str]],
-    ) -> None:
-        """Create a segmenter for one model.
+    settings: TextSettings
+    """The settings of the texts."""
+    _: KW_ONLY
+    splits: bool
+    """True if sentences of one line are translated one by one."""
+    separator: str
+    """Text between two sentences in the target language: a space, or nothing."""
+    source_language: str | None
+    """Code of the source language; None: unknown."""
+    passes_wordless: bool
+    """True if texts without a letter are copied instead of translated."""
+    reads_line_feeds: bool = False
+    """True if the model reads line feeds, so that a text with several lines is translated whole."""
+    composes: bool = False
+    """True if texts outside of protected spans are composed (Unicode NFC), as the model reads them."""
+    read: Callable[[str], str] = str
+    """Function from a sentence to the sentence as the model reads it, such as `Vocabulary.readable`."""
+    cut: Callable[[str, Sequence[Span]], list[str]]
+    """Function from a sentence and its protected spans to a list of parts that are short enough for the model."""
 
-        Args:
-            settings: the settings of the texts.
-            splits: True if sentences of one line are translated one by one.
-            separator: text between two sentences in the target language: a space, or nothing.
-            source_language: code of the source language; None: unknown.
-            passes_wordless: True if texts without a letter are copied instead of translated.
-            reads_line_feeds: True if the model reads line feeds, so that a text with several lines is translated whole.
-            composes: True if texts outside of protected spans are composed (Unicode NFC), as the model reads them.
-            read: returns a sentence as the model reads it, such as `Vocabulary.readable`.
-            cut: splits a sentence that is too long for the model into parts, given its protected spans, and returns the
-                parts.
-        """
-        self.settings = settings
-        self._splits = splits
-        self._separator = separator
-        self._source_language = source_language
-        self._passes_wordless = passes_wordless
-        self._keeps_lines = reads_line_feeds and settings.lines == "separate" and settings.split_sentences != "always"
-        self._composes = composes
-        self._read = read
-        self._cut = cut
+    @property
+    def _keeps_lines(self) -> bool:
+        settings = self.settings
+        return self.reads_line_feeds and settings.lines == "separate" and settings.split_sentences != "always"
 
     def __call__(self, text: str, protected: Sequence[Span] | None = None) -> SegmentedText:
         """Return a `SegmentedText`: a text's sentences, and the spaces, line ends and list marks between them.
@@ -194,10 +184,10 @@ class Segmenter:
         """
         original, origin = text, None
         spans = find_protected(text, self.settings.protect) if protected is None else protected
-        if self._composes and not is_composed(text):
+        if self.composes and not is_composed(text):
             origin = normalized_text(text, compose, spans)
             text, spans = origin.text, list(map(origin.normalized_span, spans))
-        collector = _Collector(text, spans, self._separator, self._read)
+        collector = _Collector(text, spans, self.separator, self.read)
         lines = _lines(text, spans, _LINE_END_BUT_FEED if self._keeps_lines else _LINE_END)
         for line in _paragraphs(lines) if self.settings.lines == "join" else lines:
             self._add_line(line, collector)
@@ -213,17 +203,17 @@ class Segmenter:
                     collector.skip_wordless()
             follows = False
             for sentence in self._sentences(text, _stripped(text, Span(start, end), protected), protected):
-                words = _without_emoji(text, sentence, protected) if self._passes_wordless else sentence
-                item = _item_number(text[slice(*words)]) if follows and self._passes_wordless else 0
+                words = _without_emoji(text, sentence, protected) if self.passes_wordless else sentence
+                item = _item_number(text[slice(*words)]) if follows and self.passes_wordless else 0
                 words = Span(words.start + item, words.end)
                 inner = _relative(protected, words)
-                if self._passes_wordless and not _has_letter(text[slice(*words)], inner):
+                if self.passes_wordless and not _has_letter(text[slice(*words)], inner):
                     collector.skip_wordless()
                     continue
                 position = words.start
                 if position > sentence.start:
                     collector.skip_wordless(takes_no_space=item > 0 and text[position - 1] not in ".)")
-                for part in self._cut(text[slice(*words)], inner):
+                for part in self.cut(text[slice(*words)], inner):
                     position = text.index(part, position)
                     collector.add(part, offsets[position : position + len(part) + 1], follows=follows)
                     position += len(part)
@@ -249,8 +239,8 @@ class Segmenter:
         if body.start >= body.end:
             return
         spans = [Span(0, body.end - body.start)]
-        if self._splits and not (self._keeps_lines and "\n" in text[slice(*body)]):
-            spans = find_sentences(text[slice(*body)], self._source_language, _relative(protected, body))
+        if self.splits and not (self._keeps_lines and "\n" in text[slice(*body)]):
+            spans = find_sentences(text[slice(*body)], self.source_language, _relative(protected, body))
         yield from (span.shifted(body.start) for span in spans)
 
 

@@ -523,12 +523,7 @@ class Translator:
         yield from filter(None, [growing.finish(text)])
 
     def score(
-        self,
-        sources: Sequence[str],
-        targets: Sequence[str],
-        *,
-        length_penalty: float = 0.0,
-        document: bool = False,
+        self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0, document: bool = False
     ) -> list[Score]:
         """Return the log-probabilities of given translations, divided by the length penalty as search ranks hypotheses.
 

@@ -31,11 +31,7 @@ Fill = Literal["zero", "mean"]
 _BATCH_TOKENS = 4096
 _MAX_CELL = 12  # terminal columns of a token in a table
 _MIN_DIFFERENCE = 1e-4  # of logits; a smaller one has no share that means something
-_SUBLAYERS = {
-    "self_attention": "self-attention",
-    "memory_attention": "cross-attention",
-    "feed_forward": "feed-forward",
-}
+_SUBLAYERS = {"self_attention": "self-attention", "memory_attention": "cross-attention", "feed_forward": "feed-forward"}
 
 
 # --- tables ---
@@ -321,12 +317,7 @@ class Patching(msgspec.Struct, frozen=True, kw_only=True):
 
 @explain_wrong_types
 def patch_activations(
-    reader: Reader,
-    clean: str,
-    corrupted: str,
-    *,
-    answers: tuple[str, str] | None = None,
-    after: str | None = None,
+    reader: Reader, clean: str, corrupted: str, *, answers: tuple[str, str] | None = None, after: str | None = None
 ) -> Patching:
     """Run a model on a corrupted text with single activations of a clean one; return what each restores (`Patching`).
 

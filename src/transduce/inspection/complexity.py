@@ -55,12 +55,10 @@ class LayerType(NamedTuple):
     """A type of layer in Table 1 of the paper: the paper's formulas, and functions that compute such a layer."""
 
     name: str
-    complexity: str
-    """The paper's formula of the operations of one layer, such as "O(n² · d)"."""
-    sequential: str
-    """The paper's formula of the operations that must wait for one another."""
-    path: str
-    """The paper's formula of the longest path between two positions, in layers or steps."""
+    formulas: tuple[str, str, str]
+    """The paper's formulas of a layer's operations, such as "O(n² · d)", of the operations that must wait for one
+    another, and of the longest path between two positions, in layers or steps.
+    """
     run: Callable[[Tensor, int], Tensor]
     """A function of x (n, d) and a layer's index from 0, which selects its weights, that returns the layer's output (n,
     d).
@@ -147,26 +145,25 @@ def layer_types(kernel: int, radius: int) -> tuple[LayerType, ...]:
     return (
         LayerType(
             "Self-Attention",
-            "O(n² · d)",
-            "O(1)",
-            "O(1)",
+            ("O(n² · d)", "O(1)", "O(1)"),
             in_heads(lambda query: attend(query, query, query)),
             lambda n, d: _timed(lambda x: attend(x, x, x), 1, 1, n, d),
         ),
-        LayerType("Recurrent", "O(n · d²)", "O(n)", "O(n)", run_recurrent, _timed_recurrence),
+        LayerType(
+            "Recurrent",
+            ("O(n · d²)", "O(n)", "O(n)"),
+            run_recurrent,
+            lambda n, d: _timed(nn.RNN(d, d, batch_first=True), 1, n, d),
+        ),
         LayerType(
             "Convolutional",
-            "O(k · n · d²)",
-            "O(1)",
-            "O(log_k(n))",
+            ("O(k · n · d²)", "O(1)", "O(log_k(n))"),
             convolution,
             lambda n, d: _timed(nn.Conv1d(d, d, kernel, padding=kernel // 2), 1, d, n),
         ),
         LayerType(
             "Self-Attention (restricted)",
-            "O(r · n · d)",
-            "O(1)",
-            "O(n/r)",
+            ("O(r · n · d)", "O(1)", "O(n/r)"),
             in_heads(restricted),
             lambda n, d: _timed(restricted, 1, 1, n, d),
         ),
@@ -198,10 +195,6 @@ def _weights(*shape: int, seed: int) -> Tensor:
 def _timed(compute: Callable[[Tensor], object], *shape: int) -> Callable[[], object]:
     x = torch.randn(*shape)
     return lambda: compute(x)
-
-
-def _timed_recurrence(n: int, d: int) -> Callable[[], object]:
-    return _timed(nn.RNN(d, d, batch_first=True), 1, n, d)
 
 
 _WIDTH = 8  # of layers whose paths are measured
@@ -292,7 +285,7 @@ def _measure(
     chains = "/".join(str(_chain_of(layer, n)) for n in lengths)
     exponents = _exponent(timed_lengths, by_length), _exponent(timed_widths, by_width)
     time_needed = f"n^{exponents[0]:.1f} · d^{exponents[1]:.1f}"
-    return (*layer[:4], paths, chains, time_needed, by_length[-1], by_width[-1])
+    return (layer.name, *layer.formulas, paths, chains, time_needed, by_length[-1], by_width[-1])
 
 
 # --- Table 2: training cost ---

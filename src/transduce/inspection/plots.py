@@ -63,7 +63,7 @@ class HeatMap(msgspec.Struct, frozen=True):
     """Names of the columns; if empty, columns are numbered from 0."""
 
 
-class WordLines(msgspec.Struct, frozen=True, kw_only=True):
+class WordLines(msgspec.Struct, frozen=True):
     """A panel of a chart with words on both sides and lines between them: the darker, the higher the weight."""
 
     title: str
@@ -161,16 +161,7 @@ CHINESE_FONTS = (
     "Droid Sans Fallback",
     "Arial Unicode MS",
 )
-_CHINESE_FONT_FILES = (
-    "notosanscjk",
-    "notosanssc",
-    "sourcehansans",
-    "pingfang",
-    "msyh",
-    "simhei",
-    "wqy",
-    "droidsansf",
-)
+_CHINESE_FONT_FILES = ("notosanscjk", "notosanssc", "sourcehansans", "pingfang", "msyh", "simhei", "wqy", "droidsansf")
 _ONE_PANEL_INCHES = (6.4, 4.4)
 _PANEL_INCHES = (4.6, 3.7)
 _SMALL_PANEL_INCHES = (3.1, 3.1)  # for more than three panels

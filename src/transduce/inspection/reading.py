@@ -443,11 +443,7 @@ def _read_embedded(embedder: Embedder, text: str) -> Reading:
 
 
 def _encoder_reading(
-    reader: Filler | Classifier | Tagger | Embedder,
-    text: str,
-    answer: str,
-    framed: list[int],
-    **predictions: Any,
+    reader: Filler | Classifier | Tagger | Embedder, text: str, answer: str, framed: list[int], **predictions: Any
 ) -> Reading:
     """Return the `Reading` of an encoder.
 

@@ -73,10 +73,7 @@ class BeamRecorder:
 
 
 def build_tree(
-    kept: Iterable[Path],
-    finished: Sequence[Hypothesis],
-    vocabulary: Vocabulary,
-    log_probabilities: dict[Path, float],
+    kept: Iterable[Path], finished: Sequence[Hypothesis], vocabulary: Vocabulary, log_probabilities: dict[Path, float]
 ) -> tuple[TreeNode, ...]:
     """Return the tree of all hypotheses that a search kept at any step, a tuple of nodes, parents before children.
 

@@ -21,7 +21,6 @@ from transduce.inspection.corpus_doctor.report import (
     Example,
     Finding,
     count_finding,
-    first_examples,
     read_corpus,
 )
 from transduce.text.filters import FilterSettings
@@ -88,15 +87,9 @@ def examine_corpus(
 
 def _line_counts(text: CorpusText) -> Finding:
     counts = len(text.source.lines), len(text.target.lines)
-    difference = abs(counts[0] - counts[1])
-    return Finding(
-        name="line counts",
-        severity="problem" if difference else "fine",
-        count=difference,
-        share=difference / max(counts),
-        message=f"{counts[0]:,} lines and {counts[1]:,}"
-        + (", which training refuses: they must correspond line by line" if difference else ""),
-    )
+    difference, message = abs(counts[0] - counts[1]), f"{counts[0]:,} lines and {counts[1]:,}"
+    refused = f"{message}, which training refuses: they must correspond line by line"
+    return count_finding("line counts", difference, max(counts), refused, 0.0, if_none=message)
 
 
 def _malformed_lines(text: CorpusText) -> list[Finding]:
@@ -111,7 +104,7 @@ def _malformed_lines(text: CorpusText) -> list[Finding]:
 def _alignment_findings(text: CorpusText) -> tuple[tuple[LineRange, ...], list[Finding]]:
     if text.pairs < MIN_LINES:
         message = f"fewer than {MIN_LINES} lines, too few to tell whether they correspond"
-        return (), [Finding(name="alignment", severity="fine", count=0, share=0.0, message=message)]
+        return (), [count_finding("alignment", 0, 1, "", 0.0, if_none=message)]
     alignment = align(side_features(text.source.lines), side_features(text.target.lines))
     if alignment.is_unrelated:
         return (), [_unrelated_files(len(text.source.lines))]
@@ -124,25 +117,18 @@ def _misaligned_lines(text: CorpusText, alignment: Alignment) -> Finding:
     descriptions = [_describe(each, _lag_before(each, alignment.ranges)) for each in misaligned[:_MAX_SHOWN]]
     if len(misaligned) > _MAX_SHOWN:
         descriptions.append(f"and {len(misaligned) - _MAX_SHOWN} more ranges")
-    return Finding(
-        name="alignment",
-        severity="problem" if misaligned else "fine",
-        count=count,
-        share=count / len(text.source.lines),
-        message="; ".join(descriptions) if misaligned else "the files are aligned from the first line to the last",
-        examples=first_examples((text.source, each.first_line - 1) for each in misaligned),
-    )
+    examples = ((text.source, each.first_line - 1) for each in misaligned)
+    aligned = "the files are aligned from the first line to the last"
+    total, message = len(text.source.lines), "; ".join(descriptions)
+    return count_finding("alignment", count, total, message, 0.0, examples, if_none=aligned)
 
 
 def _unrelated_files(lines: int) -> Finding:
-    return Finding(
-        name="alignment",
-        severity="problem",
-        count=lines,
-        share=1.0,
-        message="the lines do not seem to correspond: lines of the same number are no more alike than others. The "
-        "files have different texts, or the lines of one were reordered",
+    message = (
+        "the lines do not seem to correspond: lines of the same number are no more alike than others. The files have "
+        "different texts, or the lines of one were reordered"
     )
+    return count_finding("alignment", lines, lines, message, 0.0)
 
 
 def _lag_before(lines: LineRange, ranges: Sequence[LineRange]) -> int:

@@ -14,7 +14,6 @@ from transduce.inspection.corpus_doctor.report import (
     Finding,
     Side,
     count_finding,
-    first_examples,
     line_finding,
     severity_of,
 )
@@ -252,19 +251,15 @@ def _overlap(side: Side, test: Side) -> Finding:
     test_sentences = {normalized_line(line) for line in test.lines if line.strip()}
     line_numbers = [n for n, line in enumerate(side.lines) if line.strip() and normalized_line(line) in test_sentences]
     num_leaked = len({normalized_line(side.lines[number]) for number in line_numbers})
-    share = num_leaked / max(1, len(test_sentences))
+    total = max(1, len(test_sentences))
+    share = num_leaked / total
     message = (
         f"{num_leaked:,} of the test set's {len(test_sentences):,} {side.name} sentences ({share:.1%}) are in the "
         "training text"
     )
-    return Finding(
-        name=f"test {side.name}s",
-        severity="fine" if not num_leaked else "problem" if share >= 0.01 else "look",
-        count=num_leaked,
-        share=share,
-        message=message if num_leaked else "none of the test set's sentences is in the training text",
-        examples=first_examples((side, number) for number in line_numbers),
-    )
+    examples = ((side, number) for number in line_numbers)
+    none = "none of the test set's sentences is in the training text"
+    return count_finding(f"test {side.name}s", num_leaked, total, message, 0.01, examples, if_none=none)
 
 
 # --- tokens ---

@@ -266,7 +266,14 @@ def _one_line(text: str) -> str:
 
 
 def count_finding(
-    name: str, count: int, total: int, message: str, problem_share: float, examples: Iterable[tuple[Side, int]] = ()
+    name: str,
+    count: int,
+    total: int,
+    message: str,
+    problem_share: float,
+    examples: Iterable[tuple[Side, int]] = (),
+    *,
+    if_none: str = "none",
 ) -> Finding:
     """Return a finding that affects `count` of `total` lines, pairs or tokens.
 
@@ -274,16 +281,17 @@ def count_finding(
         name: name of the finding.
         count: number of affected lines, pairs or tokens.
         total: number of all of them.
-        message: used if anything is affected; otherwise the message is "none".
+        message: used if anything is affected.
         problem_share: the share from which the finding is a problem; more than 1: never.
         examples: affected lines, each a pair (side, index), of which the first ones are shown.
+        if_none: the message if nothing is affected.
     """
     return Finding(
         name=name,
         severity=severity_of(count, total, problem_share),
         count=count,
         share=count / total,
-        message=message if count else "none",
+        message=message if count else if_none,
         examples=first_examples(examples),
     )
 

@@ -27,16 +27,7 @@ from transduce.inspection.doctor.known_mistakes import KnownMistake, WithoutDrop
 from transduce.inspection.doctor.subject import Check, Measurement, ResidualLayer, SplitModel, Subject
 from transduce.ui_language import column, labeled, localized, noted
 
-__all__ = [
-    "CHECKS",
-    "CheckResult",
-    "DoctorReport",
-    "KnownMistake",
-    "ResidualLayer",
-    "SplitModel",
-    "Subject",
-    "examine",
-]
+__all__ = ["CHECKS", "CheckResult", "DoctorReport", "KnownMistake", "ResidualLayer", "SplitModel", "Subject", "examine"]
 
 
 # --- report ---
