@@ -229,7 +229,7 @@ class Run:
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
-        """Prepare a new run's settings, corpus and initial weights, print all choices, and return settings and corpus."""
+        """Prepare a new run's settings, corpus and initial weights, print all choices; return settings and corpus."""
         added = preset_settings(with_current_settings(self.request.settings, warn=False))
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
