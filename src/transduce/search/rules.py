@@ -125,7 +125,7 @@ class RepetitionPenalty(Rule):
 
         Args:
             before: the tokens before each input sentence's output: those of the prompt, or the decoder's start symbol.
-                Only `repetition` applies to them. If a sentence has none but others do, token 0, mostly padding, counts.
+                Only `repetition` applies to them. Among others, a sentence without any gets token 0, mostly padding.
             repetition: multiplies negative scores and divides others (Keskar et al. 2019).
             frequency: subtracted for each occurrence of a token in the output.
             presence: subtracted once for each token in the output.
