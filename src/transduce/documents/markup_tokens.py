@@ -778,8 +778,7 @@ def _side(name: str) -> Side:
 def code_kind(name: str, attributes: str, content: str = "") -> Literal["break", "empty", "protected"]:
     """Return the role in a sentence of a tag or code without words, such as `<x ctype="lb"/>` of XLIFF.
 
-    The roles are a line break (`break`), a code that only formats (`empty`), and one that stands for a word
-    (`protected`).
+    The roles are `break` (a line break), `empty` (a code that only formats) and `protected` (one instead of a word).
 
     Args:
         name: the element's name.

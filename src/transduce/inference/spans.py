@@ -5,20 +5,19 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from transduce.errors import TransduceError, shown_value
 from transduce.inference.scoring import Score
 from transduce.inference.translation import ComposedTranslation, Translation, has_composed_texts
+from transduce.search.settings import SearchSettings
 from transduce.text.glossary import Glossary, is_spaced_word_character, normalize_for_comparison, occurrences
 from transduce.text.languages import is_unspaced_character, is_word_character
+from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import Span, encode_with_spans, overlap, span_in_full_text
-
-if TYPE_CHECKING:
-    from transduce.inference.translator import Translator
 
 # --- attribution by occlusion ---
 # A part is removed from the source, and the translation is scored again; words that depend on the part become less
@@ -411,8 +410,22 @@ def as_translations(value: Iterable[TranslationOrPair]) -> list[Translation]:
     return translations
 
 
+class PairScorer(Protocol):
+    """An interface of translators whose scores of sentence pairs show how spans correspond."""
+
+    tokenizer: Tokenizer
+    search: SearchSettings
+
+    @property
+    def max_scored_tokens(self) -> int:
+        """The maximum number of tokens in a source or translation that the translator can score."""
+
+    def scoring(self, search: SearchSettings) -> Scoring:
+        """Return a function that scores lists of sources and translations as a search with these settings ranks."""
+
+
 def align_spans(
-    translator: "Translator",
+    translator: PairScorer,
     translations: Sequence[Translation],
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
@@ -436,7 +449,7 @@ def align_spans(
 
 
 def _align_spans(
-    translator: "Translator",
+    translator: PairScorer,
     translations: Sequence[Translation],
     spans: Sequence[Sequence[Span]],
     glossary: Glossary | None,
@@ -629,7 +642,7 @@ def _within(span: Span, part: Span) -> Span:
     return Span(start, end)
 
 
-def can_score(translator: "Translator", source: str, text: str) -> bool:
+def can_score(translator: PairScorer, source: str, text: str) -> bool:
     """Return whether a source and its translation are both short enough to be scored."""
     vocabularies = translator.tokenizer
     ids = (vocabularies.source.encode(source), vocabularies.target.encode(text))

@@ -54,8 +54,7 @@ _LATER_LETTER = (
 )
 _LATER_WORD = rf"{_LATER_LETTER}{{1,100}}+"
 _URL_PART = rf"[{_NAME}\-.~:/?#\[\]@!$&'()*+,;=%]"
-# In such a script a name is in quotation marks or behind a path's separator, as nothing shows where it begins in
-# 请打开资料.docx. Korean has spaces between words.
+# In such a script, but Korean, a name is in quotation marks or behind a path's separator: nothing else shows its start.
 _LATER_NAME = (
     rf"(?:(?:(?<=[/\\])|(?<=[\"'“‘„«‹「『《〈])(?=[^\"'”’“»›」』》〉\s]{{1,200}}+[\"'”’“»›」』》〉]))(?=[{_NAME}-]{{0,20}}+{_LATER_LETTER})"
     rf"(?:{_LATER_LETTER}|[{_NAME}-]){{1,100}}+|(?<![^\s])[\uac00-\ud7a3][\uac00-\ud7a3\d_-]{{0,100}}+)"
@@ -518,8 +517,7 @@ class BareText(NamedTuple):
 
     text: str
     protected: tuple[Span, ...]
-    """The spans of `text` that translation must not change; a pair of tags without words between them is one such span.
-    """
+    """The spans of `text` that translation must not change. A pair of tags without words between is such a span."""
     pairs: tuple[TagPair, ...]
     """The pairs of tags that were removed, nested or disjoint, in the order of their start tags."""
     others: tuple[Span, ...]

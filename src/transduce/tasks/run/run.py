@@ -201,9 +201,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """Number of compute threads; None: $OMP_NUM_THREADS, or all usable cores."""
     started_at: float | None = None
-    """The time, in seconds by `time.monotonic()`, from which `training.minutes` counts; None: when the `Run` is
-    created.
-    """
+    """The time, by `time.monotonic()`, from which `training.minutes` counts; None: when the `Run` is created."""
     callbacks: tuple[Callback, ...] = ()
     """Objects that receive events of the run, such as reports and scores, and may stop it."""
     specified_reason: str = "set by you"
@@ -231,10 +229,7 @@ class Run:
         torch.set_num_threads(self.machine.threads)
 
     def start(self, folder: Path) -> tuple[ResolvedSettings, RunCorpus]:
-        """Prepare a new run: choose open settings, prepare corpus and initial weights, and print all choices.
-
-        Returns the complete settings and the corpus.
-        """
+        """Prepare a new run's settings, corpus and initial weights, print all choices; return settings and corpus."""
         added = preset_settings(with_current_settings(self.request.settings, warn=False))
         reasons = {name: f"preset {self.settings.preset}: {reason}" for name, (_, reason) in added.items()}
         choice_log = ChoiceLog(self.request.specified_reason, reasons)
@@ -261,9 +256,8 @@ class Run:
             explain_languages(settings, corpus.languages, choice_log)
         if settings.data.corpora:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
-        if base_config is not None:
-            store_base_config(folder, base_config)
         if base_model is not None:
+            store_base_config(folder, base_model.model.config)
             _carry_tokenizer_files(base_model, corpus, Path(str(settings.init_from)), folder)
         resolved = self._resolve(settings, corpus, base_config, choice_log)
         self.kind.log_corpus_problems(corpus, resolved, choice_log)
