@@ -407,10 +407,9 @@ def _join(
         written += [writer.next_gap(), writer.write(text)]
         length += len(written[-2]) + len(written[-1])
         spans.append(Span(length - len(text), length))
-    text, spans = "".join(written), spans[:-1]
-    if len(chosen) == 1:
-        return msgspec.structs.replace(chosen[0], text=text), spans, copied
-    return _joined_alternative(text, chosen), spans, copied
+    text = "".join(written)
+    joined = msgspec.structs.replace(chosen[0], text=text) if len(chosen) == 1 else _joined_alternative(text, chosen)
+    return joined, spans[:-1], copied
 
 
 def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative:
