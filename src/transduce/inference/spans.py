@@ -293,7 +293,7 @@ class _Aligner:
 
         The range is empty if the span has no words or `free` is empty, and it has all words of `free` if the span has
         all words of the source. Otherwise, with the loss of a word as the decrease of its log-probability when the span
-        is left out, it is the run of words in `free` with the highest sum of (loss - threshold). If all losses are small,
+        is left out, it is the run of `free` words with the highest sum of (loss - threshold). If every loss is small,
         it is the word in `free` nearest to the span's relative position. The range is extended to whole contractions.
 
         Args:
