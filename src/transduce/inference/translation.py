@@ -510,7 +510,8 @@ class PartsObserver:
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
         """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
 
-        Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
+        Parts in `hidden`, whose texts still change after the search, are not recorded. If the observer takes no partial
+        texts, nothing is.
         """
         if self.observer is not None and isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}
