@@ -179,7 +179,8 @@ _SENTENCE_PUNCTUATION = re.compile(r"[¿¡]|[.!?…](?!\w)")
 def is_sign(text: str) -> bool:
     """Return whether a text is a sign that every language writes alike, such as `x`, `12` or `(B)`, and no word.
 
-    A sign has no letters; or one letter, which exists in upper and lower case, and no punctuation of a sentence.
+    A sign has no letters. Or it has exactly one letter, of a script with upper and lower case, and no punctuation of a
+    sentence.
     """
     letters = [character for character in text if character.isalpha()]
     if len(letters) != 1:
