@@ -312,7 +312,7 @@ def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
-        runs, totals = profiles.runs | runs, profiles.totals | totals
+        runs, totals = runs | profiles.runs | runs, totals | profiles.totals | totals
     return LanguageProfiles(format_version=_FORMAT_VERSION, runs=runs, totals=totals)
 
 
