@@ -403,7 +403,7 @@ def losses(
                 objective.prefetch(batches[1])
             loss = objective.loss(batches[number % 2])
             loss.total.backward()
-            owner.collect_gradient()
+            owner.finish_batch()
             found += [loss.total.item(), loss.negative_log_likelihood.item(), owner.step(loss.tokens, 0.01)]
         model.eval()
         with torch.inference_mode():

@@ -268,7 +268,7 @@ class Block(NamedTuple):
     positions in this order at which batches begin, and `batch_order` is the random order of the batches.
     """
 
-    numbers: Indices  # the pairs' indices in the corpus, in the order read
+    indices: Indices  # of the pairs in the corpus, in the order read
     source: EncodedSentences
     target: EncodedSentences
     weights: NDArray[np.float32] | None
@@ -406,7 +406,7 @@ class BatchPlan:
             source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
             target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
             weights = None if block.weights is None else block.weights[rows]
-            return Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
+            return Batch(source, target, block.indices[rows], source_tokens, target_tokens, weights=weights)
 
         all_rows = block.order[block.starts[number] : block.starts[number + 1]]
         return own_part(all_rows, self._rank_and_count, batch_of)
@@ -429,24 +429,24 @@ class BatchPlan:
         The keys seed the random orders of equally long pairs and of batches.
         """
         source, target = self._corpus.read_ranges(ranges)
-        numbers = np.concatenate([np.arange(*each) for each in ranges])
-        order = self._order(source.lengths, target.lengths, numbers, ties_key)
+        indices = np.concatenate([np.arange(*each) for each in ranges])
+        order = self._order(source.lengths, target.lengths, indices, ties_key)
         starts = find_batch_starts(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        return Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
+        return Block(indices, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
 
     def _order(
         self,
         source_lengths: Lengths,
         target_lengths: Lengths,
-        numbers: Indices,
+        indices: Indices,
         ties_key: tuple[int, ...],
     ) -> Indices:
         """Return the pairs' order by length, from which batches are cut: indices into the arrays of lengths.
 
-        `numbers` are the pairs' indices in the corpus; `ties_key` seeds the random order of equally long pairs.
+        `indices` are those of the pairs in the corpus; `ties_key` seeds the random order of equally long pairs.
         """
-        return length_order(source_lengths, target_lengths, permutation(len(numbers), self._seed, *ties_key))
+        return length_order(source_lengths, target_lengths, permutation(len(indices), self._seed, *ties_key))
 
     def _count_batches(self, number: int) -> int:
         source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))

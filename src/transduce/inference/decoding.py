@@ -36,7 +36,7 @@ from transduce.search.rules import (
     NoRepeatedNgrams,
     RepetitionPenalty,
     Rule,
-    check_ids,
+    check_generate_ids,
     generate_rules,
     ranking_of,
     rules_for_log_probabilities,
@@ -412,7 +412,7 @@ def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, widt
             "`coverage_penalty` needs the decoder's cross-attention, but this model has no attention: leave it out."
         )
     if search.generate is not None:
-        check_ids(search.generate, configs[0].target_vocabulary_size)
+        check_generate_ids(search.generate, configs[0].target_vocabulary_size)
 
 
 def _follows_attention(search: SearchSettings, width: int) -> bool:

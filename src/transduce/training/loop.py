@@ -537,7 +537,7 @@ class Trainer:
         # A non-finite gradient makes the optimizer skip this step in every process. No value is read back before the
         # whole backward pass has been launched on the GPU.
         (loss.total * torch.where(mean.isfinite(), 1.0, math.nan)).backward()
-        self.optimizer.collect_gradient()
+        self.optimizer.finish_batch()
         return loss, MicroBatch(position, batch, float(mean))
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:

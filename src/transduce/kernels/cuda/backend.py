@@ -450,14 +450,14 @@ _BLOCK = 1024
 
 
 def update_by_adam(
-    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], scalars: AdamScalars, average_decay: float
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
     This function implements `TrainingKernels.update_by_adam`, which describes the arguments.
     """
     triton_kernels.adam[_grid(vectors.master)](
-        *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
+        *_pointers(vectors), *moments, vectors.master.numel(), *scalars, average_decay, *_has(vectors), _BLOCK
     )
 
 
