@@ -13,7 +13,8 @@ import json
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def joined(sentences: Sequence[str]) -> list[list[str]]:
 
 
 def measure(
-    task: str, texts: Sequence[str], options: Any, ours: dict[str, Callable[[str], Any]], peers: Sequence[str]
+    texts: Sequence[str], job: dict[str, Any], ours: Mapping[str, Callable[[str], Any]], peers: Sequence[str]
 ) -> Iterator[tuple[str, list[Any], float]]:
     """Yield (name, results, seconds) for our functions, by name, and for libraries, on the same texts."""
     for name, function in ours.items():
@@ -59,10 +60,17 @@ def measure(
         results = [function(text) for text in texts]
         yield name, results, time.perf_counter() - start
     for library in peers:
-        job = json.dumps({"task": task, "library": library, "options": options, "texts": texts})
         command = [str(peer_python("text-libraries", _PEERS)), "-P", str(_WORKER)]
-        answer = json.loads(subprocess.run(command, input=job, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        content = json.dumps({**job, "library": library, "texts": texts})
+        answer = json.loads(
+            subprocess.run(command, input=content, stdout=subprocess.PIPE, text=True, check=True).stdout
+        )
         yield library, answer["results"], answer["seconds"]
+
+
+def found_sentences(text: str, *, language: str) -> list[str]:
+    """Return the sentences of a text, as translation finds them."""
+    return [text[span.start : span.end] for span in find_sentences(text, language)]
 
 
 def splitting_rows(folder: Path, most: int) -> Iterator[Row]:
@@ -70,13 +78,12 @@ def splitting_rows(folder: Path, most: int) -> Iterator[Row]:
     for language in _SPLIT:
         lines = joined([line for line in read_lines(folder / _CORPORA[language][0]) if line.endswith(_ENDS)])[:most]
         texts = [sentence_separator(language).join(line) for line in lines]
-        ours = {
+        ours: dict[str, Callable[[str], list[str]]] = {
             "split_sentences": split_sentences,
-            "find_sentences": lambda text, language=language: [
-                text[span.start : span.end] for span in find_sentences(text, language)
-            ],
+            "find_sentences": partial(found_sentences, language=language),
         }
-        for name, found, seconds in measure("split", texts, language, ours, ("sentencex", "pysbd")):
+        job = {"task": "split", "language": language}
+        for name, found, seconds in measure(texts, job, ours, ("sentencex", "pysbd")):
             right = sum(one == other for one, other in zip(found, lines, strict=True)) / len(lines)
             yield Row(f"lines split right, {language}, {len(lines)} lines, {name}", 100 * right, "%")
             speed = sum(map(len, texts)) / seconds / 1e6
@@ -87,6 +94,7 @@ def detection_rows(folder: Path, most: int) -> Iterator[Row]:
     """Yield the share of dev sentences whose language is detected, and the time, of each detector and language."""
     profiles = learn_profiles({code: read_lines(folder / train) for code, (_, train) in _CORPORA.items()})
     ours = {"learned profiles": lambda text: next(iter(profiles.probabilities(text)))}
+    job = {"task": "detect", "languages": list(_CORPORA)}
     for language, (dev, _) in _CORPORA.items():
         long = (
             line
@@ -94,7 +102,7 @@ def detection_rows(folder: Path, most: int) -> Iterator[Row]:
             if len(line.split()) >= _MIN_WORDS or (language == "zh" and len(line) >= _MIN_CHARACTERS)
         )
         texts = [line for line, _ in zip(long, range(most), strict=False)]
-        for name, found, seconds in measure("detect", texts, list(_CORPORA), ours, ("py3langid", "lingua")):
+        for name, found, seconds in measure(texts, job, ours, ("py3langid", "lingua")):
             yield Row(f"languages detected, {language}, {name}", 100 * found.count(language) / len(texts), "%")
             yield Row(f"time of detecting, {language}, {name}", 1e6 * seconds / len(texts), "µs")
 

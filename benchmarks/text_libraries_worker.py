@@ -1,7 +1,7 @@
 """Split texts into sentences, or detect their languages, with a library; `text_libraries.py` starts this script.
 
-Standard input holds one job as JSON: the library, its task's options, and the texts. Standard output gets JSON: the
-results in order, and the seconds that they took without imports and loading.
+Standard input holds one job as JSON: the library, the task with its language or languages, and the texts. Standard
+output gets JSON: the results in order, and the seconds that they took without imports and loading.
 """
 
 import json
@@ -45,8 +45,11 @@ def detector(library: str, languages: list[str]) -> Callable[[str], str]:
 def main() -> None:
     """Run the job of standard input."""
     job: dict[str, Any] = json.load(sys.stdin)
-    make: Callable[..., Callable[[str], Any]] = {"split": splitter, "detect": detector}[job["task"]]
-    function = make(job["library"], job["options"])
+    function: Callable[[str], Any]
+    if job["task"] == "split":
+        function = splitter(job["library"], job["language"])
+    else:
+        function = detector(job["library"], job["languages"])
     function(job["texts"][0])  # loads what is loaded late
     start = time.perf_counter()
     results = [function(text) for text in job["texts"]]
