@@ -139,6 +139,15 @@ def test_penalties_of_repeated_tokens() -> None:
     assert ruled.tolist() == [[[-4.0, -6.75, -4.0, -1.0, 0.0, 1.0, 2.0, 0.5, 4.0]]]
 
 
+@pytest.mark.parametrize("others", [[], [[2, 7]]])
+def test_a_sentence_without_tokens_before_its_output_pays_only_for_the_output(others: list[list[int]]) -> None:
+    before = [[], *others]
+    rule = RepetitionPenalty(before, repetition=2.0)
+    count = len(before)
+    ruled = rule.apply(torch.full((count, 1, 9), 4.0), torch.full((count, 1, 1), 5), torch.arange(count))
+    assert ruled[0, 0, 1:].tolist() == [4.0, 4.0, 4.0, 4.0, 2.0, 4.0, 4.0, 4.0]
+
+
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_without_repeated_tokens_each_comes_once(beam_size: int) -> None:
     found = search(beam_size, [MinimumLength(2, END), NoRepeatedNgrams(1), Forbid([START])])

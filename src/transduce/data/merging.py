@@ -120,8 +120,8 @@ def _shown(one: object, other: object) -> str:
 class _Segment(NamedTuple):
     """The pairs of one block (a range of lines of a file) that the filters kept.
 
-    In the part they have the indices from `start` to `stop` (exclusive). `first` is the index of the first one among
-    the kept pairs of all parts.
+    They have the indices from `start` to `stop` (exclusive) among the kept pairs of their part of the corpus. `first`
+    is the index of the first one among the kept pairs of all parts.
     """
 
     block: TakenBlock

@@ -217,6 +217,10 @@ class MixedPlan(BatchPlan):
             rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
             spread_copies: True if copies of a pair in one window (pairs that are sorted by length together) are put
                 into different batches of similar length, not into one.
+
+        Raises:
+            TransduceError: `batch_tokens` is below 1, the shares sum to more than 1 or to 0 somewhere, or a corpus has
+                no pairs.
         """
         if batch_tokens < 1:
             raise TransduceError(f"`training.batch_tokens` must be at least 1, but is {batch_tokens}.")

@@ -40,7 +40,7 @@ from transduce.demonstration.clauses import (
     swap,
     whether,
 )
-from transduce.demonstration.lexicon import Adjective, Noun, Place
+from transduce.demonstration.lexicon import Adjective, Place
 
 # --- feelings and qualities ---
 
@@ -147,11 +147,8 @@ def _thing_with_quality(random: Random) -> tuple[Nominal, Adjective]:
         return bare(noun), adjective
     if noun.source not in lexicon.NOT_OWNED and random.random() < 0.5:
         return owned(noun, random.choice(OWNERS)), adjective
-    return _this(random, noun), adjective
-
-
-def _this(random: Random, noun: Noun) -> Nominal:
-    return clauses.demonstrative(noun, random.choice(clauses.POINTERS[:2] if noun.container else clauses.POINTERS))
+    pointers = clauses.POINTERS[:2] if noun.container else clauses.POINTERS
+    return clauses.demonstrative(noun, random.choice(pointers)), adjective
 
 
 def _degree(random: Random, subject: Nominal, adjective: Adjective) -> Phrase:
@@ -240,19 +237,14 @@ def identity(random: Random) -> Phrase:
     """
     if random.random() < 0.2:
         return random.choice(_THIS) + _copula(random, "is") + _property(random)
-    subject = _known(random)
+    people = (clauses.PRONOMINALS, clauses.NAMED, clauses.RELATIVES, clauses.PAIRS)
+    subject = random.choice(random.choices(people, (6, 3, 6, 1))[0])
     return subject.subject + _copula(random, BE[subject.agreement]) + _role(random, subject)
 
 
 def _copula(random: Random, be: str) -> Phrase:
     source, english, links = random.choice(_COPULAS)
     return phrase(source, english.format(be), links)
-
-
-def _known(random: Random) -> Nominal:
-    return random.choice(
-        random.choices((clauses.PRONOMINALS, clauses.NAMED, clauses.RELATIVES, clauses.PAIRS), (6, 3, 6, 1))[0]
-    )
 
 
 def _role(random: Random, subject: Nominal) -> Phrase:
@@ -301,8 +293,9 @@ def location(random: Random) -> Phrase:
 
 def _located(random: Random) -> tuple[Nominal, Phrase]:
     if random.random() < 0.35:
-        subject, spot = _placed_thing(random)
-        return subject, phrase("在", BE[subject.agreement]) + spot
+        source, english, links, nouns = random.choice(lexicon.SPOTS)
+        thing = definite(random, a_noun(random, nouns))
+        return thing, phrase("在", BE[thing.agreement]) + phrase(source, english, links)
     subject, place = a_subject(random), random.choice(_ABODES)
     return subject, _being_at(place, BE[subject.agreement], negated=random.random() < 0.35)
 
@@ -318,12 +311,6 @@ def _being_at(place: Place, be: str, *, negated: bool) -> Phrase:
     return phrase("在", f"{be} {preposition}") + phrase(place.source, where)
 
 
-def _placed_thing(random: Random) -> tuple[Nominal, Phrase]:
-    source, english, links, nouns = random.choice(lexicon.SPOTS)
-    thing = definite(random, a_noun(random, nouns))
-    return thing, phrase(source, english, links)
-
-
 def location_question(random: Random) -> Phrase:
     """Return a random question about a location as a bilingual `Phrase`, such as 他在哪里 / where is he."""
     kind = random.random()
@@ -333,13 +320,9 @@ def location_question(random: Random) -> Phrase:
         subject = owned(a_noun(random, lexicon.OWNED), random.choice(OWNERS))
     be = BE[subject.agreement]
     if kind < 0.3:
-        return swap(subject.subject, phrase("在", be)) + _abode(random) + clauses.PARTICLE
+        place = random.choice(_ABODES)
+        return swap(subject.subject, phrase("在", be)) + phrase(place.source, place.where) + clauses.PARTICLE
     return swap(subject.subject, swap(phrase("在", be), phrase("哪里", "where"))) + QUESTION_MARK
-
-
-def _abode(random: Random) -> Phrase:
-    place = random.choice(_ABODES)
-    return phrase(place.source, place.where)
 
 
 # --- greetings ---

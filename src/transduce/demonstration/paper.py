@@ -444,11 +444,8 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
     )
     offsets = np.subtract.outer(np.arange(len(words)), np.arange(len(words)))
     found = tuple(_described(number, heads[number], offsets, float(differences[one, other])) for number in (one, other))
-    return (
-        panels,
-        found,
-        ("attention head", "to itself", "to the left", "to the right", "mean distance", "difference of the two"),
-    )
+    columns = ("attention head", "to itself", "to the left", "to the right", "mean distance", "difference of the two")
+    return panels, found, columns
 
 
 def _described(number: int, weights: Any, offsets: Any, difference: float) -> tuple[str | float, ...]:

@@ -276,8 +276,9 @@ def recognize(name: str, content: bytes, format: str | None = None) -> Format:
 def _is_contradiction(by_name: Format, by_content: Format) -> bool:
     """Return whether the format of a document's content contradicts the different format of its name.
 
-    The content contradicts the name of an archive format and of plain text. SRT and WebVTT contradict each other, and
-    so do HTML and XLIFF. For any other pair of formats, the name decides and there is no contradiction.
+    If the name is that of an archive format or of plain text, content of any other format contradicts it. SRT and
+    WebVTT contradict each other, and so do HTML and XLIFF. For any other pair of formats there is no contradiction: the
+    name decides.
     """
     return (
         by_name.is_archive

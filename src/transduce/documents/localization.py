@@ -330,12 +330,15 @@ def _edit_entry(
 
 
 def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:
-    """Return the text of a catalog entry's note when a new translation is written; "" if the line is to be removed.
+    """Return the text of a note of a catalog entry when a translation is written; "" if the line is to be removed.
+
+    A note is a line `#,` with flags such as `fuzzy`, or a line `#|` with the former source text.
 
     Args:
         line: one of the entry's notes.
         entry: the entry.
-        is_new: all strings of the translation are new, so the notes on the former one are removed.
+        is_new: all strings of the translation are new. A fuzzy entry then loses its former source text and, without
+            `mark_fuzzy`, the flag `fuzzy`; its other flags stay.
         mark_fuzzy: the translation is to be flagged fuzzy.
     """
     flags = _flags(line)

@@ -319,7 +319,8 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
 def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
     """Return whether a sentence probably continues from one subtitle cue in the next.
 
-    A sentence ends before a dash, the name of a speaker, another style, music, or a pause of more than two seconds.
+    A sentence ends before a dash, an opening bracket, the name of a speaker, another style, music, a cue without
+    letters, a pause of more than two seconds, or a cue that begins over half a second before the end of the first.
     Otherwise punctuation and the case of the next letter decide.
 
     Args:

@@ -441,7 +441,10 @@ def _composed_warning(name: str, lines: Sequence[str]) -> str | None:
 
 
 def _the(name: str) -> str:
-    """Return the name of a list of lines with "the", for a message; the usual names are translated as messages."""
+    """Return the name of a list of lines, such as "references", with "the" before it, for a message.
+
+    Both usual names are written out, so that the catalog of messages has their translations.
+    """
     if name == "hypotheses":
         return "the hypotheses"
     return "the references" if name == "references" else f"the {name}"

@@ -409,9 +409,9 @@ def check_evaluation_mode(*models: nn.Module) -> None:
 
 @torch.inference_mode()
 def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Encode texts in batches of similar lengths; yield of each batch text indices, token ids (B, S), states (B, S, D).
+    """Encode texts in batches of similar lengths; yield each batch as (text indices, token ids, states).
 
-    The padded token ids of the batch and the encoder's output states are tensors on the model's device.
+    The padded token ids (B, S) and the encoder's output states (B, S, D) are tensors on the model's device.
 
     Args:
         model: an encoder.

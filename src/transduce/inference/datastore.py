@@ -157,7 +157,10 @@ def _usable_pairs(
 
 
 def _decoder_states(model: EncoderDecoder, pairs: Sequence[_Pair]) -> Iterator[Tensor]:
-    """Yield for each pair a tensor (T, D): the decoder states that predict its T target tokens, without context."""
+    """Yield for each pair a tensor (T, D): the decoder states that predict its T target tokens.
+
+    The context in the target is read before these tokens, but its states are left out.
+    """
     rows = [[*pair.target_context, *pair.target] for pair in pairs]
     states = decoder_states(model, [pair.source for pair in pairs], rows).split(list(map(len, rows)))
     return (each[len(pair.target_context) :] for pair, each in zip(pairs, states, strict=True))

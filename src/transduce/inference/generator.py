@@ -312,10 +312,8 @@ class Generator:
                     progress = self._begin([waiting[number] for number in batch], settings, one_line=one_line)
                     results = run_search(progress, self._observer(one_line=one_line))
                 found |= zip(batch, results, strict=True)
-        return [
-            self._generation(prompt, found[number], settings, one_line=one_line)
-            for number, prompt in enumerate(waiting)
-        ]
+        pairs = ((prompt, found[number]) for number, prompt in enumerate(waiting))
+        return [self._generation(*pair, settings, one_line=one_line) for pair in pairs]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
         """Yield batches of prompts to continue, lists of their indices, of similar lengths; at most 64 hypotheses each.

@@ -291,9 +291,14 @@ class _Aligner:
     def _run(self, number: int, free: Sequence[int]) -> range:
         """Return the range of indices of target words that a marked span corresponds to.
 
-        The range is empty if the span has no words, or if no target word is free, and it has all free words if the span
-        has all words of the source. Otherwise it is the run of free words with the highest sum of losses above a
-        threshold, or the word at the same relative position if no word depends on the span.
+        The range is empty if the span has no words or `free` is empty, and it has all words of `free` if the span has
+        all words of the source. Otherwise, with the loss of a word as the decrease of its log-probability when the span
+        is left out, it is the run of `free` words with the highest sum of (loss - threshold). If every loss is small,
+        it is the word in `free` nearest to the span's relative position. The range is extended to whole contractions.
+
+        Args:
+            number: the index of the span.
+            free: the indices of the target words that no other span has, in order.
         """
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):

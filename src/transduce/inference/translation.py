@@ -407,10 +407,9 @@ def _join(
         written += [writer.next_gap(), writer.write(text)]
         length += len(written[-2]) + len(written[-1])
         spans.append(Span(length - len(text), length))
-    text, spans = "".join(written), spans[:-1]
-    if len(chosen) == 1:
-        return msgspec.structs.replace(chosen[0], text=text), spans, copied
-    return _joined_alternative(text, chosen), spans, copied
+    text = "".join(written)
+    joined = msgspec.structs.replace(chosen[0], text=text) if len(chosen) == 1 else _joined_alternative(text, chosen)
+    return joined, spans[:-1], copied
 
 
 def _joined_alternative(text: str, chosen: Sequence[Alternative]) -> Alternative:
@@ -511,7 +510,8 @@ class PartsObserver:
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
         """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
 
-        Hidden parts, and all parts if the observer takes no partial texts, are not recorded.
+        Parts in `hidden`, whose texts still change after the search, are not recorded. If the observer takes no partial
+        texts, nothing is.
         """
         if self.observer is not None and isinstance(self.observer, TextObserver):
             self._found |= {key: each.text for key, each in translations.items() if key not in self._hidden}

@@ -382,9 +382,9 @@ def _aligned(
 ) -> tuple[Reading, Reading, int]:
     """Return the clean and the corrupted text as `Reading`s, and the index of the prediction to compare.
 
-    `after` is the beginning of the translation that precedes the compared prediction; None: what both translations
-    begin with. Of an encoder's predictions, such as tags, the last is compared or, with `needs_difference`, the first
-    that differs between the texts.
+    A translator's prediction after the beginning `after` is compared; None: after what both translations begin with.
+    A language model's last prediction is compared. Of an encoder's predictions, such as tags, it is the last one or,
+    with `needs_difference`, the first that differs between the texts.
 
     Raises:
         TransduceError: the numbers of tokens differ, both translations are equal, or the model does not fit.

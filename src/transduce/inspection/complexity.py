@@ -241,10 +241,6 @@ def chain_length(output: Tensor) -> int:
     return lengths[root]
 
 
-def _chain_of(layer: LayerType, n: int) -> int:
-    return chain_length(layer.run(torch.randn(n, _WIDTH, dtype=torch.float64, requires_grad=True), 0))
-
-
 _SIZE = 1_024
 _REPETITIONS = 7
 
@@ -282,7 +278,8 @@ def _measure(
 ) -> tuple[Cell, ...]:
     by_length, by_width = _times(layer, timed_lengths, timed_widths)
     paths = "/".join(str(path_length(layer, n)) for n in lengths)
-    chains = "/".join(str(_chain_of(layer, n)) for n in lengths)
+    inputs = (torch.randn(n, _WIDTH, dtype=torch.float64, requires_grad=True) for n in lengths)
+    chains = "/".join(str(chain_length(layer.run(x, 0))) for x in inputs)
     exponents = _exponent(timed_lengths, by_length), _exponent(timed_widths, by_width)
     time_needed = f"n^{exponents[0]:.1f} · d^{exponents[1]:.1f}"
     return (layer.name, *layer.formulas, paths, chains, time_needed, by_length[-1], by_width[-1])

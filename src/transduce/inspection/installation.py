@@ -162,13 +162,14 @@ def check_install(
     machine = detect_machine(device, threads)
     torch.set_num_threads(machine.threads)
     gpus, no_gpu = _find_gpus()
+    features = (("AVX-512 bf16", machine.avx512_bf16), ("AMX", machine.amx))
     training = choose_kernels(machine.device, machine.threads)
     return InstallReport(
         versions=_versions(),
         system=f"{platform.system()} {platform.machine()}",
         device=machine.device,
         threads=machine.threads,
-        processor=_processor(machine),
+        processor=(torch.backends.cpu.get_cpu_capability(), *(name for name, has in features if has)),
         limits={name: os.environ[name] for name in _LIMITS if os.environ.get(name)},
         gpus=gpus,
         no_gpu=no_gpu,
@@ -201,11 +202,6 @@ def _versions() -> dict[str, str]:
     names = {"PyTorch": "torch", "NumPy": "numpy", "sentencepiece": "sentencepiece"}
     required = {shown: version(name) for shown, name in names.items()}
     return {"transduce": version("transduce"), "Python": platform.python_version(), **required}
-
-
-def _processor(machine: Machine) -> tuple[str, ...]:
-    features = [("AVX-512 bf16", machine.avx512_bf16), ("AMX", machine.amx)]
-    return (torch.backends.cpu.get_cpu_capability(), *(name for name, has in features if has))
 
 
 def _find_gpus() -> tuple[tuple[str, ...], str | None]:

@@ -275,9 +275,9 @@ def _at_heads(num_heads: int) -> _Register:
 
 
 def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
-    """Return a function that hooks the queries (`part` 0), keys (1) or values (2) in the output of a joint projection.
+    """Return a function that registers an edit of queries (`part` 0), keys (1) or values (2) in a joint projection.
 
-    An edit gets them as (B, heads, T, width).
+    The edit, a function, gets them as (B, heads, T, width) and returns what replaces them.
     """
     first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
     width = attention.d_v if part == 2 else attention.d_k

@@ -173,7 +173,7 @@ def _translator_config(
 
 
 def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
-    """Return an imported translator with rows for the symbols that its word lists lacked, such as unknown words.
+    """Return an imported translator with embeddings of the symbols that its word lists lacked, such as `<unk>`.
 
     Without such symbols the model is returned unchanged.
 
@@ -182,7 +182,8 @@ def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
         tokenizer: the tokenizer of the word lists, to which the symbols were added.
 
     Raises:
-        TransduceError: the word lists have fewer words, or over 3 more, than the embeddings have rows.
+        TransduceError: a word list, with the added symbols, has fewer entries than the embeddings have rows, or over 3
+            more.
     """
     sizes = tokenizer.source.size, tokenizer.target.size
     config = found.config

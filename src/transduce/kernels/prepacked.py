@@ -407,7 +407,7 @@ def _in_order_of_memory(weight: Tensor) -> Tensor:
 
 
 def _memory_and_positions(weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """Return a flat view of the memory that a weight's numbers lie in, and the positions there of every `step`-th one.
+    """Return a flat view of a weight's memory, and the indices in it of the weight's elements 0, step, 2 · step, ….
 
     The view has the same memory, so that later changes are seen.
     """

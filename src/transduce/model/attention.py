@@ -381,7 +381,7 @@ ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
 
 
 def build_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Build the multi-head attention module, with its own initial parameters, that a configuration describes."""
+    """Build the multi-head attention module that a configuration describes, with new initial parameters."""
     kind = ATTENTIONS[config.attention]
     norms = {"norm_epsilon": config.norm_epsilon} if issubclass(kind, QueryKeyNormAttention) else {}
     return kind(

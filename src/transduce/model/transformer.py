@@ -31,7 +31,7 @@ class EncoderDecoderLayers(nn.Module):
     config: ModelConfig
 
     def add_layers(self, config: ModelConfig) -> None:
-        """Create the encoder and decoder layers; a subclass calls this once in its constructor."""
+        """Create layers, positions and final norms of encoder and decoder; subclasses call this when constructed."""
         self.encoder_positions = StackPositions(config, causal=False)
         self.decoder_positions = StackPositions(config, causal=True)
         self.encoder_layers = build_layers(EncoderLayer, config, config.num_encoder_layers)

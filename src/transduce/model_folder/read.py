@@ -157,7 +157,7 @@ class ContextRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def context_text(record: ContextRecord) -> str:
-    """Return how a model reads earlier sentences as JSON text, the content of context.json."""
+    """Return the content of context.json: JSON text that says how a model reads earlier sentences."""
     return json_bytes(record).decode()
 
 

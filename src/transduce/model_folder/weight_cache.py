@@ -190,7 +190,7 @@ class PrepackedCache:
 
         Args:
             folder: the model folder.
-            source: the SHA-256 of the file with the original weights and of the model's configuration.
+            source: one SHA-256 of two things: the file with the original weights, and the model's configuration.
         """
         self._folder = folder
         self._source = source

@@ -124,8 +124,8 @@ class RepetitionPenalty(Rule):
         """Create the rule from the tokens before the output and the strengths of its three penalties.
 
         Args:
-            before: at least one token before each input sentence's output: those of the prompt, or the decoder's start
-                symbol. Only `repetition` applies to them.
+            before: the tokens before each input sentence's output: those of the prompt, or the decoder's start symbol.
+                Only `repetition` applies to them. Among others, a sentence without any gets token 0, mostly padding.
             repetition: multiplies negative scores and divides others (Keskar et al. 2019).
             frequency: subtracted for each occurrence of a token in the output.
             presence: subtracted once for each token in the output.
@@ -148,10 +148,10 @@ class RepetitionPenalty(Rule):
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
             before = [self.before[index] for index in sentence_indices.tolist()]
-            max_length = max(map(len, before))
+            max_length = max(map(len, before), default=0)
             # A short row repeats its first token, which the assignment below changes only once.
-            padded = [[*ids, *ids[:1] * (max_length - len(ids))] for ids in before]
-            ids = torch.tensor(padded, device=tokens.device)[:, None]  # (B, 1, max_length)
+            padded = [[*ids, *(ids[:1] or [0]) * (max_length - len(ids))] for ids in before]
+            ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(before), 1, max_length)
             seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, max_length + t)
             values = logits.gather(-1, seen)
             penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)

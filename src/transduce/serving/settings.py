@@ -118,8 +118,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def client_rate(self) -> int:
         """The requests per minute that one client may send; 0 means no limit.
 
-        If the setting `requests_per_minute` is None, the rate is 0 for a server that only this machine can reach, else
-        300.
+        If the setting `requests_per_minute` is None, the rate is 0 for a server on an address of this machine alone,
+        such as 127.0.0.1, and otherwise 300, also on a Unix socket.
         """
         if self.requests_per_minute is not None:
             return self.requests_per_minute

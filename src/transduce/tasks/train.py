@@ -361,10 +361,14 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, stored: DataSettings | None) -> None:
-    """Write pairs of Python objects to files, and name the files in the settings `content`, nested tables.
+    """Write pairs of Python objects to files, and enter the files, and languages that are not set, into `content`.
 
-    `objects` is a dict from "source" or "dev_source" to pairs or None. If the run exists already, with `stored`
-    settings of its text, nothing is written, and other pairs are refused.
+    Args:
+        objects: a dict from "source" or "dev_source" to pairs or None.
+        content: the run's settings as nested dicts.
+        folder: the folder that the files are written to.
+        stored: the text settings of a run that exists already: nothing is written, and pairs that differ from the
+            run's are refused. None: the run is new.
     """
     data = make_settings(content).data
     for name, pairs in objects.items():

@@ -421,7 +421,12 @@ def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLay
 
     The first 1,000 lines decide. Fields are quoted as in CSV if each field that begins with a quote also ends with one.
     In addition, either all fields must begin with a quote, or each quoted field must contain a doubled quote or a tab.
-    The first line is a header if both columns are language codes or usual names of columns.
+    If more lines have two columns when they are split at every tab, fields are not quoted. The first line is a header
+    if both columns are language codes, names of languages, or usual names of columns.
+
+    Args:
+        path: the file.
+        languages: the codes of the corpus's languages, which count as names of columns, too; None: unknown.
 
     Raises:
         TransduceError: the file cannot be read.

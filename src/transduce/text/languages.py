@@ -179,7 +179,8 @@ _SENTENCE_PUNCTUATION = re.compile(r"[¿¡]|[.!?…](?!\w)")
 def is_sign(text: str) -> bool:
     """Return whether a text is a sign that every language writes alike, such as `x`, `12` or `(B)`, and no word.
 
-    A sign has no letters; or one letter, which exists in upper and lower case, and no punctuation of a sentence.
+    A sign has no letters. Or it has exactly one letter, of a script with upper and lower case, and no punctuation of a
+    sentence.
     """
     letters = [character for character in text if character.isalpha()]
     if len(letters) != 1:
@@ -311,7 +312,7 @@ def merge_profiles(several: Iterable[LanguageProfiles]) -> LanguageProfiles:
     runs: dict[str, dict[str, int]] = {}
     totals: dict[str, int] = {}
     for profiles in several:
-        runs, totals = profiles.runs | runs, profiles.totals | totals
+        runs, totals = runs | profiles.runs | runs, totals | profiles.totals | totals
     return LanguageProfiles(format_version=_FORMAT_VERSION, runs=runs, totals=totals)
 
 

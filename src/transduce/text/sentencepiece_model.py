@@ -322,7 +322,8 @@ def check_symbols(symbols: Sequence[str]) -> None:
     """Refuse user symbols (tokens that are never split) that a vocabulary cannot have; return nothing otherwise.
 
     Raises:
-        TransduceError: a symbol is empty, occurs twice, has a space, a comma or ▁, or is not composed (Unicode NFC).
+        TransduceError: a symbol is empty, occurs twice, has white space (such as a line feed), a comma or ▁, or is not
+            composed (Unicode NFC).
     """
     times = Counter(symbols)
     for symbol in symbols:

@@ -172,15 +172,8 @@ _NOT_LETTERS = re.compile(r"[\W_]+")
 
 def normalized_line(line: str) -> str:
     """Return a line without case, punctuation and spaces, to find lines with equal letters and digits."""
-    return _NOT_LETTERS.sub(_keep_word_marks, line).casefold() or line
-
-
-def _keep_word_marks(between: re.Match[str]) -> str:
-    r"""Return the combining marks, such as vowel signs, in a match of `\W`, and drop its other characters.
-
-    Combining marks belong to words, though regular expressions do not count them as word characters.
-    """
-    return "".join(filter(is_word_character, between[0]))
+    # Combining marks, such as vowel signs, belong to words, though regular expressions do not count them as such.
+    return _NOT_LETTERS.sub(lambda between: "".join(filter(is_word_character, between[0])), line).casefold() or line
 
 
 def repeat_findings(text: CorpusText, test: CorpusText | None) -> list[Finding]:

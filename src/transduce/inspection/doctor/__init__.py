@@ -151,17 +151,13 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
             failed = {result.name for result in results if result.passed is False}
             independent = _fail_without_dropout(subject, checks, failed)
             mistakes = _known_mistakes(subject, failed)
+            causes = {name: _cause_of(name, failed, independent, mistakes) for name in failed}
     finally:
         subject.module.train(was_training)
     return DoctorReport(
         subject=subject.name,
         passed=not failed,
-        checks=tuple(
-            msgspec.structs.replace(result, follows_from=_cause_of(result.name, failed, independent, mistakes))
-            if result.name in failed
-            else result
-            for result in results
-        ),
+        checks=tuple(msgspec.structs.replace(each, follows_from=causes.get(each.name, "")) for each in results),
         elapsed_seconds=round(time.monotonic() - started_at, 2),
         mistakes=mistakes,
     )

@@ -119,7 +119,7 @@ class AmxHead(HeadAddresses):
         return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
-        """Emit code that zeros `words` 32-bit elements from `pointer` on; the number fills whole vectors."""
+        """Emit code that zeros `words` 32-bit elements from `pointer` on; `words` is a multiple of the vector size."""
         k = self.k
         for start in range(0, words, k.lanes):
             k.store(ir.Constant(k.ints, None), k.element_pointer(pointer, start, I32))

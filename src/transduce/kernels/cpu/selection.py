@@ -744,8 +744,8 @@ class _Draw:
     def _find(self, bound: Value) -> Value:
         """Return (an IR value) the rank of the first token with which the cumulative probability exceeds a bound.
 
-        The bound is float64. Tokens are moved to scratch space as needed. If rounding keeps the sum too small, the
-        result is the last possible token.
+        The bound is float64. Tokens are moved to scratch space as needed. If rounding keeps the sum below the bound,
+        the result is the rank of the last token with a probability above 0.
         """
         k, draw = self.k, self.draw
         taken, is_truncated = k.load_variable(self.taken, k.int64(0)), k.is_nonzero(draw.get("is_truncated"))

@@ -335,9 +335,9 @@ class WindowPlan:
 
 
 def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
-    """Return a batch of windows, each of `context` tokens from one of the positions `starts` of a stream, (N,).
+    """Return a batch of windows of `context` tokens from a stream (N,), one from each of the positions `starts` (B,).
 
-    Source and target are (B, T); the target of each token is the next token of the stream.
+    Source and target are (B, `context`); the target of each token is the next token of the stream.
     """
     windows = stream[starts[:, None] + np.arange(context + 1)].astype(np.int64)  # (B, T + 1)
     size = len(starts) * context

@@ -701,7 +701,7 @@ def _log_unused(kind: TaskKind[C], settings: Settings, choice_log: ChoiceLog) ->
 
 
 def check_consistency(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> None:
-    """Raise an error if settings of the model and of training contradict each other, whatever the corpus.
+    """Raise an error for settings of the model and of training that cannot work, whatever the corpus.
 
     Args:
         settings: the user's settings.
@@ -709,7 +709,8 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
         machine: the machine that trains.
 
     Raises:
-        TransduceError: settings of the model or of training contradict each other.
+        TransduceError: settings contradict each other or do not suit the task or the machine, a registered component
+            fails its check, or the model is too large for the memory.
     """
     model = _model_to_check(settings, base_config)
     check_training(settings, model, machine)

@@ -631,9 +631,10 @@ def _validation_steps(run: Run, corpus: RunCorpus, resolved: ResolvedSettings) -
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Return a run's trainer; if settings or data make that impossible, the folder of a new run is restored.
+    """Return a run's trainer.
 
-    After a failure of the disk, the folder stays.
+    If settings or data make that impossible, the folder of a new run is put back into its state before the run. After
+    an error of the disk, it is left as it is.
     """
     keep_freed_memory()
     try:

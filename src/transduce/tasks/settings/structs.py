@@ -401,7 +401,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """Raise an error for tags and shares of several corpora that contradict each other.
 
         Raises:
-            TransduceError: every corpus has a tag, or the shares sum to more than 1.
+            TransduceError: every corpus has a tag, so that the model would not know texts without one; or at some point
+                of the run, the shares sum to more than 1 or to 0.
         """
         if self.corpora and all(corpus.tag for corpus in self.corpora):
             raise TransduceError(

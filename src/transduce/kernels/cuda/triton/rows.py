@@ -289,7 +289,8 @@ def apply_update(
 def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
     """Update Nesterov momentum of a block of BLOCK elements, and store the update's direction in `out`.
 
-    The direction is a weighted mean of momentum and gradient.
+    The gradient is first multiplied by `factor`. `decay` is the weight of the old momentum in the new one, and that of
+    the new momentum in the direction; the gradient has the rest of the weight in both means.
     """
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count
