@@ -20,11 +20,11 @@ from transduce.data.batches import (
     BLOCK_PAIRS,
     Batch,
     BatchPlan,
-    Block,
     Corpus,
     Indices,
     Lengths,
     PairRange,
+    PlannedBlock,
     RandomPurpose,
     find_batch_starts,
     in_length_order,
@@ -260,7 +260,7 @@ class MixedPlan(BatchPlan):
         return self._batch_of(self._block(0, index), number - self._windows[index].first)
 
     @override
-    def _plan(self, epoch: int, number: int) -> Block:
+    def _plan(self, epoch: int, number: int) -> PlannedBlock:
         ranges = self._window_ranges(self._windows[number])
         return self._plan_ranges(ranges, (RandomPurpose.MIXED_TIES, number), (RandomPurpose.MIXED_BATCH_ORDER, number))
 

@@ -24,7 +24,7 @@ from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
+from transduce.search.beam import AttentionCoverage, BeamOptions, BeamSearch, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase, WordContinuations
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
@@ -151,7 +151,7 @@ def start_search(
     coverage = None
     if attentive:
         contexts = [(len(history.source), len(history.target)) for history in histories]
-        coverage = Coverage(MeanAttention(scorers), search.coverage_penalty, contexts, device)
+        coverage = AttentionCoverage(MeanAttention(scorers), search.coverage_penalty, contexts, device)
     return make_search(
         scorer,
         limits,
@@ -173,7 +173,7 @@ def make_search(
     generate: GenerateSettings | None = None,
     draw: Draw | None = None,
     selection: Selection | None = None,
-    coverage: Coverage | None = None,
+    coverage: AttentionCoverage | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> Search:
     """Return a search before its first step: compiled if kernels support it, else a search in PyTorch.
