@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 from transduce.errors import TransduceError
 from transduce.kernel_interfaces import AttentionOptions
 from transduce.kernels.cpu import train_rows
+from transduce.kernels.cpu.jit import compiler
 from transduce.kernels.cpu.jit.compiler import find_integer_tile
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE
 from transduce.kernels.cpu.train_rows import DropoutArguments
+from transduce.kernels.cpu.training import autograd
 from transduce.kernels.cpu.training.layer import CompiledTraining
 from transduce.kernels.training_executor import execute
 from transduce.model.attention import MultiHeadAttention
@@ -39,10 +42,21 @@ DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 PAD = 0
 
 
-@pytest.fixture(autouse=True, params=TILES, ids=lambda tile: f"{tile.lanes} lanes")
-def _tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("jit.compiler", "training.autograd", "train_rows"):
-        monkeypatch.setattr(f"transduce.kernels.cpu.{module}.find_integer_tile", lambda: request.param)
+@pytest.fixture(autouse=True, scope="module", params=TILES, ids=lambda tile: f"{tile.lanes} lanes")
+def _tile(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compile all kernels for one of the tiles; compiled kernels are cached for the tile of the processor."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (compiler, autograd, train_rows):
+            patch.setattr(module, "find_integer_tile", lambda: request.param)
+        _forget_kernels()
+        yield
+    _forget_kernels()
+
+
+def _forget_kernels() -> None:
+    for function in (*vars(autograd).values(), *vars(train_rows).values()):
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:

@@ -156,6 +156,13 @@ def test_the_jobs_of_one_request_are_admitted_together_or_not_at_all(model: Any)
     assert batcher.waiting == 2
 
 
+def test_a_job_without_sentences_is_complete_at_once(model: Any) -> None:
+    batcher, empty = make(), job(model)
+    batcher.submit(empty, job(model, 4))
+    assert empty.future.result(timeout=0) == []
+    assert lengths(batcher) == [4]
+
+
 def test_a_full_batcher_does_not_wait_to_gather_more_requests(model: Any) -> None:
     batcher = make(max_running=2, gather_milliseconds=3_600_000.0)
     for _ in range(2):

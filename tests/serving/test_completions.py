@@ -366,6 +366,16 @@ def test_the_bytes_of_a_character_before_a_stop_sequence_are_kept() -> None:
     assert bytes(byte for token in log_probabilities.content for byte in token.bytes).decode() == " so🙂 and"
 
 
+@pytest.mark.parametrize("model", ["de-en", "letters"])
+def test_a_request_without_prompts_has_no_choices(live_with_both_kinds: Any, model: str) -> None:
+    live = live_with_both_kinds
+    reply = live.ask("POST", TEXT, {"model": model, "prompt": []})
+    assert (reply.status, reply.json["choices"]) == (200, [])
+    reply = live.ask("POST", TEXT, {"model": model, "prompt": [], "stream": True})
+    assert (reply.status, "send one prompt" in reply.json["error"]["message"]) == (400, True)
+    assert live.service.engine.workers.all_alive
+
+
 def test_a_language_model_stops_at_a_stop_sequence(live_with_both_kinds: Any, generator: ServedGenerator) -> None:
     whole = generator.generator("abc", max_length=40, temperature=0).continuations[0].text
     stop = whole[6:8]

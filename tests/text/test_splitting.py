@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transduce.text.sentences import split_sentences, split_text
+from transduce.inference.segmentation import split_text
+from transduce.text.sentences import split_sentences
 
 
 def cut(text: str, most: int, *, gathers: bool = False) -> list[str]:
@@ -20,6 +21,17 @@ def test_a_text_within_the_limit_is_not_split() -> None:
 def test_a_text_beyond_the_limit_is_split_at_sentence_ends() -> None:
     assert cut("One is here. Two is there! Three?", 14) == ["One is here.", "Two is there!", "Three?"]
     assert cut("我爱你。你爱我吗？是的。", 6) == ["我爱你。", "你爱我吗？", "是的。"]
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_a_long_text_is_not_split_after_abbreviations(gathers: bool) -> None:
+    text = "On Sept. 11, 2001, Mr. Smith came. Dr. Li left at 5 p.m. on Monday. Why?"
+    assert cut(text, 34, gathers=gathers)[:2] == [
+        "On Sept. 11, 2001, Mr. Smith came.",
+        "Dr. Li left at 5 p.m. on Monday.",
+    ]
+    text = "Tom kommt bzgl. Anna. Nein."
+    assert split_text(text, lambda part: len(part) <= 21, language="de") == ["Tom kommt bzgl. Anna.", "Nein."]
 
 
 def test_sentences_are_gathered_as_far_as_they_fit() -> None:

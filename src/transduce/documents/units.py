@@ -468,7 +468,7 @@ class TextFile:
 
 
 def _decoded(content: bytes, encoding: str) -> tuple[str, str]:
-    """Return bytes as text, and their encoding: the specified one, or if the bytes are none, a larger one of that name.
+    """Return bytes as text, and their encoding: the specified one, or an extension of it if the bytes need that.
 
     Raises:
         UnicodeDecodeError: the bytes are text in none of these encodings.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from transduce.text.files import compose, is_composed
 from transduce.text.languages import CJK, SOFT_HYPHEN
 from transduce.text.protected import find_protected
-from transduce.text.sentences import find_sentences, line_separator, split_text
+from transduce.text.sentences import CALLS, STOPS, UNSPACED, find_sentences, line_separator
 from transduce.text.text_settings import TextSettings
 from transduce.text.vocabulary import Vocabulary
 from transduce.text.word_spans import NormalizedText, Span, normalized_text, span_in_full_text
@@ -479,6 +479,75 @@ class _Collector:
 
 
 # --- parts of long sentences ---
+# Texts that are too long for a model are split at sentence ends, then at commas, at spaces, or anywhere.
+
+
+# Marks of sentence ends, including closing quotes and brackets. A full stop may also follow an abbreviation.
+_SENTENCE_MARK = re.compile(rf"(?:{UNSPACED}|[{CALLS}])+[”’\"'」』）)\]]*|(?<![{STOPS}])[{STOPS}]++[”’\"')\]]*+(?=\s)")
+# Split points within sentences, best first.
+_SPLIT_POINTS = (re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
+
+
+def split_text(
+    text: str, fits: Callable[[str], bool], *, gathers: bool = False, language: str | None = None
+) -> list[str]:
+    """Split a text into a list of parts that are short enough for a model; spaces between the parts are left out.
+
+    Args:
+        text: a text of any length.
+        fits: returns whether a part is short enough; a single character is assumed to fit.
+        gathers: True to join consecutive sentences as far as they fit; otherwise each sentence is a part of its own.
+        language: code of the text's language, which decides on abbreviations; None: unknown.
+    """
+    if fits(text):
+        return [text]
+    sentences = _cut(Span(0, len(text)), _sentence_ends(text, language))
+    spans = (
+        _gather(text, sentences, fits, 0) if gathers else (s for each in sentences for s in _split(text, each, fits, 0))
+    )
+    return [text[start:end].strip() for start, end in spans if text[start:end].strip()]
+
+
+def _sentence_ends(text: str, language: str | None) -> list[int]:
+    """Return a list of the offsets after a text's sentences; a full stop counts if `find_sentences` counts it."""
+    found = {span.end for span in find_sentences(text, language)}
+    matches = _SENTENCE_MARK.finditer(text)
+    return [match.end() for match in matches if match[0][0] not in STOPS or match.end() in found]
+
+
+def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
+    """Yield spans that divide a span of a text, each as long as `fits` permits; a single character always stays.
+
+    Splits are tried at commas, then spaces and the middle; `level` is the index of the first kind tried.
+    `fits(text)` returns whether a text is short enough.
+    """
+    start, end = span
+    if end - start == 1 or fits(text[start:end].strip()):
+        yield span
+        return
+    if level < len(_SPLIT_POINTS):
+        points = [start + match.end() for match in _SPLIT_POINTS[level].finditer(text[start:end])]
+    else:
+        points = [start + (end - start) // 2]
+    yield from _gather(text, _cut(span, points), fits, level + 1)
+
+
+def _gather(text: str, parts: Sequence[Span], fits: Callable[[str], bool], level: int) -> Iterator[Span]:
+    """Yield consecutive parts of a text, joined as far as they fit; a part that does not fit is divided by `_split`."""
+    gathered = parts[0]
+    for part in parts[1:]:
+        joined = Span(gathered.start, part.end)
+        if fits(text[slice(*joined)].strip()):
+            gathered = joined
+        else:
+            yield from _split(text, gathered, fits, level)
+            gathered = part
+    yield from _split(text, gathered, fits, level)
+
+
+def _cut(span: Span, points: Sequence[int]) -> list[Span]:
+    """Split a span at offsets in ascending order, and return a list of the parts that are not empty."""
+    return [Span(*edge) for edge in pairwise([span.start, *points, span.end]) if edge[0] < edge[1]]
 
 
 # One character of a private-use area stands for a protected span while a sentence is cut.
@@ -486,7 +555,13 @@ _MARKS = range(0xF0000, 0xFFFFE)
 
 
 def cut_long_sentence(
-    sentence: str, protected: Sequence[Span], *, vocabulary: Vocabulary, max_tokens: int, gathers: bool
+    sentence: str,
+    protected: Sequence[Span],
+    *,
+    vocabulary: Vocabulary,
+    max_tokens: int,
+    gathers: bool,
+    language: str | None = None,
 ) -> list[str]:
     """Split a sentence into parts of at most `max_tokens` tokens; return their texts. A short sentence is one part.
 
@@ -498,6 +573,7 @@ def cut_long_sentence(
         max_tokens: maximum number of tokens in a part, without the end symbol.
         gathers: True if consecutive sentences form one part as far as they fit. Models trained on longer texts need the
             context; models trained on sentences translate single sentences best.
+        language: code of the sentence's language, which decides on abbreviations; None: unknown.
     """
     # A token has at least one byte, so short sentences need no counting, unless the tokenizer lengthens the text (ﷺ).
     is_short = (
@@ -509,7 +585,7 @@ def cut_long_sentence(
     mark = next((character for character in map(chr, _MARKS) if character not in used), "")
     protected = protected if mark else ()
     counter, run = _TokenCounter(vocabulary), re.compile(rf"{mark}[{mark}\s]*+")
-    cut = partial(split_text, gathers=gathers)
+    cut = partial(split_text, gathers=gathers, language=language)
 
     def fits(text: str, count: Callable[[str], int]) -> bool:
         visible, runs = run.subn(" ", text) if protected and mark in text else (text, 0)

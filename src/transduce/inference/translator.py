@@ -676,7 +676,11 @@ class Translator:
             composes=self.tokenizer.source.composes,
             read=self.tokenizer.source.readable,
             cut=partial(
-                cut_long_sentence, vocabulary=self.tokenizer.source, max_tokens=max_tokens, gathers=is_for_documents
+                cut_long_sentence,
+                vocabulary=self.tokenizer.source,
+                max_tokens=max_tokens,
+                gathers=is_for_documents,
+                language=self.source_language,
             ),
         )
         return list(map(segmenter, texts, protected or [None] * len(texts)))

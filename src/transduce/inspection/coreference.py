@@ -144,8 +144,8 @@ def _find_before(sentence: str, spans: Sequence[Span], pronoun: int, text: str) 
     Raises:
         TransduceError: `text` does not occur before the pronoun.
     """
-    text_of = compose(text)
-    folded_words = [text_of[slice(*span)].casefold() for span in _split(text_of)]
+    composed = compose(text)
+    folded_words = [composed[slice(*span)].casefold() for span in _split(composed)]
     words = [sentence[span.start : span.end].casefold() for span in spans[:pronoun]]
     for first in range(pronoun - len(folded_words), -1, -1):
         if folded_words and words[first : first + len(folded_words)] == folded_words:

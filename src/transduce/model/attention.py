@@ -55,8 +55,11 @@ def attend(
     scale = 1.0 / math.sqrt(query.shape[-1])
     if weights_out is None and _library_kernel_is_better(query, key, dropout):
         # A mask of another size is refused as by separate operations; the kernel's own causal mask would fit any size.
-        is_causal = isinstance(mask, LookAheadMask) and mask.allowed.shape[2:] == (query.shape[2], key.shape[2])
-        bias = None if mask is None or is_causal else mask.bias(query.dtype)
+        bias, is_causal = None, False
+        if isinstance(mask, LookAheadMask) and mask.allowed.shape[2:] == (query.shape[2], key.shape[2]):
+            is_causal = True  # a branch, because the comparison of traced sizes is no bool under `torch.compile`
+        elif mask is not None:
+            bias = mask.bias(query.dtype)
         rate = _dropout_rate(dropout)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=rate, is_causal=is_causal, scale=scale

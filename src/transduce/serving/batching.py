@@ -105,6 +105,8 @@ class Batcher:
     def submit(self, *jobs: Job) -> None:
         """Add jobs (the sentences of a client's request) to the queue, all of them or none.
 
+        A job without sentences is complete at once.
+
         Raises:
             RequestError: the queue has too few free slots, or the server is shutting down.
         """
@@ -113,7 +115,11 @@ class Batcher:
                 raise shutdown_error()
             if self.free_slots() < len(jobs):
                 raise busy_error()
-            self._queue += jobs
+            for job in jobs:
+                if job.sentences:
+                    self._queue.append(job)
+                else:
+                    job.future.set_result([])
             self._changed.notify_all()
 
     def abandon(self, job: Job) -> bool:

@@ -355,7 +355,7 @@ class OpenAIHandlers:
             value = getattr(message, field, None)
             if value is not None and value not in harmless:
                 raise unsupported_field(field)
-        if message.stream and (len(prompts) > 1 or (message.n or 1) > 1):
+        if message.stream and (len(prompts) != 1 or (message.n or 1) > 1):
             raise invalid_request("only one text can be streamed: leave `n` out, and send one prompt")
         if message.stream and with_tokens:
             raise invalid_request("`logprobs` cannot be streamed: leave `stream` out")

@@ -1,4 +1,4 @@
-"""Split running text into sentences and documents, and long texts into parts that a model can read.
+"""Split running text into sentences and documents.
 
 A document is a list of sentences in order. In a hard-wrapped file (a book) a line ends where the next word would not
 have fitted, sentences end anywhere in a line, an empty line ends a paragraph, and the file is one document. In any
@@ -6,7 +6,7 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -45,63 +45,6 @@ UNSPACED = (
     rf"(?:[{WIDE}{_OTHERS}]|{_NARROW}|[\u0964\u0965](?:\s?\d+\s?[\u0964\u0965])?"
     r"|\u17d4(?!\u179b\u17d4)|(?<!\d)\uff0e)"
 )
-
-
-# --- parts of long texts ---
-# Texts that are too long for a model are split at sentence ends, then at commas, at spaces, or anywhere.
-
-
-# Sentence ends, including closing quotes and brackets.
-_SENTENCE_END = re.compile(rf"(?:{UNSPACED}|[{CALLS}])+[”’\"'」』）)\]]*|(?<![{STOPS}])[{STOPS}]++[”’\"')\]]*+(?=\s)")
-# Split points, best first.
-_SPLIT_POINTS = (_SENTENCE_END, re.compile(r"[,;:，；：、]+"), re.compile(r"\s+"))
-
-
-def split_text(text: str, fits: Callable[[str], bool], *, gathers: bool = False) -> list[str]:
-    """Split a text into a list of parts that are short enough for a model; spaces between the parts are left out.
-
-    Args:
-        text: a text of any length.
-        fits: returns whether a part is short enough; a single character is assumed to fit.
-        gathers: True to join consecutive sentences as far as they fit; otherwise each sentence is a part of its own.
-    """
-    if fits(text):
-        return [text]
-    whole = Span(0, len(text))
-    sentences = [whole] if gathers else _cut(text, whole, _SENTENCE_END)
-    parts = (part for sentence in sentences for part in _split(text, sentence, fits, 0 if gathers else 1))
-    return [text[start:end].strip() for start, end in parts if text[start:end].strip()]
-
-
-def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield spans that divide a span of a text, each as long as `fits` permits; a single character always stays.
-
-    Splits are tried at sentence ends, then commas, spaces and the middle; `level` is the index of the first kind tried.
-    `fits(text)` returns whether a text is short enough.
-    """
-    start, end = span
-    if end - start == 1 or fits(text[start:end].strip()):
-        yield span
-        return
-    middle = start + (end - start) // 2
-    gathered = Span(start, start)
-    for part in (
-        _cut(text, span, _SPLIT_POINTS[level])
-        if level < len(_SPLIT_POINTS)
-        else [Span(start, middle), Span(middle, end)]
-    ):
-        if gathered.end > gathered.start and not fits(text[gathered.start : part.end].strip()):
-            yield from _split(text, gathered, fits, level + 1)
-            gathered = part
-        gathered = Span(gathered.start, part.end)
-    yield from _split(text, gathered, fits, level + 1)
-
-
-def _cut(text: str, span: Span, points: re.Pattern[str]) -> list[Span]:
-    """Split a span of a text after each match of the expression `points`, and return a list of the parts' spans."""
-    ends = [span.start + match.end() for match in points.finditer(text[span.start : span.end])]
-    edges = [span.start, *ends, span.end]
-    return [Span(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
 
 
 # --- documents of running text ---
@@ -385,8 +328,45 @@ _DATED = _BEFORE_PLACE | _words("гг в вв рр r w")
 # Abbreviations only before a number: "No. 5".
 _BEFORE_NUMBER = _words(
     """no nos nr nrn núm num vol vols fig figs eq eqs p pp pg ch chap sec art arts par abs abb bd bde kap tab tel
-    ed eds op ser ss s str § st cap págs t max min mind см r
-    c f l n kl tlf klo č čís obr godz br кв рис табл стр гл п пп ст ч д с корп रु रू αρ τηλ"""
+    ed eds op ser ss s str § st cap págs t max min mind см r ext exts vers sect subsec paras eqn eqns refs rte hwy bldg
+    thm fol pag pagg artt anm ziff jg fn rz fasc réf blz afb hfst sid
+    c f l n kl tlf klo č čís obr odst godz br кв рис табл стр гл п пп ст ч д с корп разд прил илл रु रू αρ τηλ"""
+)
+# Those that are words in other languages.
+_BEFORE_NUMBER_OF_LANGUAGE = {
+    "en": _words("ver para rm apt pt bk ref app"),
+    "pl": _words("poz ust rys"),
+    "tr": _words("md"),
+    "id": _words("hlm"),
+}
+# Months and days of the week, only before the number of a day or year: "Sept. 11", "11 sept. 2001".
+_DATE_WORDS = _words(
+    """jan janv ian feb febr febbr fév févr apr ápr avr abr juil aug sep sept szept sett oct okt ott nov dec dez déc dic
+    ene mrt márc máj jún júl jän mär янв февр фев апр авг сент сен окт нояб ноя дек січ лют квіт серп жовт груд ιαν φεβρ
+    φεβ απρ αυγ σεπτ οκτ νοε δεκ tues thur thurs"""
+)
+# Those that are also words if they begin with a small letter.
+_CAPITAL_DATE_WORDS = _words("mar jun jul mon tue wed thu fri sat sun")
+_DATE_WORDS_OF_LANGUAGE = {
+    "es": _words("mar jun jul ago set"),
+    "it": _words("genn mar mag giu lug ag ago set"),
+    "pt": _words("fev mar mai jun jul ago set out"),
+    "pl": _words("sty lut kwi cze lip sie wrz paź lis gru"),
+    "ro": _words("mart iun iul"),
+    "ca": _words("gen març jul ag set des"),
+    "uk": _words("бер трав черв лип вер лист"),
+    **dict.fromkeys(("nl", "sv"), _words("jun jul")),
+    **dict.fromkeys(("da", "no", "nb", "nn"), _words("jun jul des")),
+}
+# The day or year after a month, and not an amount such as "5 million"; the day before one; a year or time after both.
+_DAY_OR_YEAR = re.compile(
+    r"(?:(?:[12]\d|3[01]|0?[1-9])(?!\d)|1\d{3}|20\d\d|21\d\d)(?!\d|,\d{3}|(?:[.,]\d+)?\s?(?:%|milli|billi|hundred|thousand"
+    r"|per\s?cent|pro[cz]ent))",
+    re.IGNORECASE,
+)
+_ENDS_WITH_DAY = re.compile(r"(?<!\d)\d{1,2}(?:st|nd|rd|th|\.)?(?: of| de)? \S+$")
+_YEAR_OR_TIME = re.compile(
+    r"(?:1\d|20|21)\d\d(?!\d|[%,.]\d)|0\d\b|\d\d?(?:[:.h]\d\d|\s?(?:h|uhr|[ap]\.?m)\b)", re.IGNORECASE
 )
 # Names follow "им." (named after), which is also a word (to them).
 _NAMED_AFTER = re.compile(
@@ -579,6 +559,8 @@ class _SentenceFinder:
         self.has_roman = code in _ROMAN_LANGUAGES
         self.own_abbreviations = _OF_LANGUAGE.get(code, frozenset())
         self.own_starters = _STARTERS_OF_LANGUAGE.get(code, frozenset())
+        self.own_before_number = _BEFORE_NUMBER_OF_LANGUAGE.get(code, frozenset())
+        self.date_words = _DATE_WORDS | _DATE_WORDS_OF_LANGUAGE.get(code, frozenset())
         self.is_capital = text.isupper() or code == "vi"  # Vietnamese writes abbreviations in capitals: TP., PGS.TS.
         is_greek = ";" in text and (code in GREEK or (not code and main_script(text) == "Greek"))
         self.candidates = _GREEK_CANDIDATE if is_greek else _CANDIDATE
@@ -639,7 +621,11 @@ class _SentenceFinder:
         if (_is_small(first) or (is_item and last not in _BEFORE_LETTER)) and is_word:
             return True
         is_long = min(len(words), len(following.split())) >= _MIN_WORDS
-        return is_long and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))
+        return (
+            is_long
+            and last not in self.date_words
+            and (match["spaced"] != "." or (len(last) >= _MIN_DOTS_WORD and words[-1].islower()))
+        )
 
     def _stop_ends(self, mark: _Mark) -> bool:
         """Return whether a full stop before a capital letter, a digit or a mark ends a sentence."""
@@ -653,7 +639,13 @@ class _SentenceFinder:
         is_own = small in self.own_abbreviations and (self.is_capital or not word.isupper())  # no acronym
         if is_title or is_own or (small in _NEVER_ENDS and not (len(word) == 1 and word.isupper())):
             return False
-        if small in _BEFORE_NUMBER and (following[:1].isdigit() or _ROMAN.match(following)) and not mark.is_starter:
+        if following[:1].isdigit() and (
+            small in self.date_words or (small in _CAPITAL_DATE_WORDS and word[0].isupper())
+        ):
+            continuation = _YEAR_OR_TIME if _ENDS_WITH_DAY.search(before) else _DAY_OR_YEAR
+            return continuation.match(following) is None
+        before_number = small in _BEFORE_NUMBER or small in self.own_before_number
+        if before_number and (following[:1].isdigit() or _ROMAN.match(following)) and not mark.is_starter:
             return False
         if word.isdigit():
             return self._number_ends(word, mark)
