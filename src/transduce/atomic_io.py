@@ -101,11 +101,12 @@ def link_target(path: Path) -> Path:
     """Return the file that a symbolic link leads to, which need not exist, so that it can be replaced; or the path.
 
     A link into `/proc` or `/dev`, such as /dev/stdout, stands for an open file of this process, which must be written
-    to directly: it is returned as it is, and so is a link that leads back to itself.
+    to directly: it is returned as it is, and so is a link that leads back to itself. `/dev/shm` has ordinary files.
     """
     target = path.absolute()
     for _ in range(_MAX_LINKS):
-        if target.is_relative_to("/dev") or target.is_relative_to("/proc") or not target.is_symlink():
+        is_file = target.is_relative_to("/dev/shm") or not any(map(target.is_relative_to, ("/dev", "/proc")))
+        if not is_file or not target.is_symlink():
             break
         target = Path(os.path.realpath(target.parent)) / os.readlink(target)
     return path if target.is_symlink() or not path.is_symlink() else target

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+import tempfile
 import threading
 from pathlib import Path
 
@@ -259,3 +260,11 @@ def test_a_worker_reads_input_larger_than_a_pipe_buffer_while_answering() -> Non
     assert not sending.is_alive()
     assert [ours.recv_bytes(), ours.recv_bytes()] == [message, message]
     ours.close()
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+def test_a_link_in_shared_memory_stays_and_its_target_is_written() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        link = Path(folder) / "link"
+        link.symlink_to("real")
+        assert ResumableFile(link, options=b"", resume=False).path == Path(folder) / "real"

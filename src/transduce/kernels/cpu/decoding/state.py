@@ -447,10 +447,7 @@ class CompiledPromptState(DecodingSteps):
         self.firsts = torch.tensor(starts).repeat_interleave(lengths)  # (N,)
         ids = prompt_ids[present]
         _check_ids(ids, len(model.source_weight))
-        x, tables = (
-            torch.empty(tokens, compiled.d_model),
-            compiled.read_positions.until(self.longest_source - 1),
-        )  # (N, D)
+        x, tables = torch.empty(tokens, compiled.d_model), compiled.read_positions.until(self.longest_source - 1)
         self._run(compiled.read, compiled.read_multiplications, x, tables, ids)
         self.scratch = None  # steps need less scratch space
         self.pool.used, self.position = tokens, self.longest_source

@@ -287,10 +287,8 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
     function implements `TrainingKernels.apply_update`. Raises ValueError if the vectors do not fit together.
     """
     _check(direction, vectors.master.numel(), kinds=_FLOAT32 + _BFLOAT16)
-    is_bfloat16, scalars = (
-        int(direction.dtype == torch.bfloat16),
-        {"rate": float_bits(rate), "shrink": float_bits(shrink)},
-    )
+    scalars = {"rate": float_bits(rate), "shrink": float_bits(shrink)}
+    is_bfloat16 = int(direction.dtype == torch.bfloat16)
     _run("apply", vectors, average_decay, direction=direction.data_ptr(), is_bfloat16=is_bfloat16, **scalars)
 
 
