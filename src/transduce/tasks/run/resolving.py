@@ -435,12 +435,7 @@ def _choose_cuda_graphs(settings: Settings, model: ModelConfig, machine: Machine
 
 
 def resolve_training(
-    settings: Settings,
-    model: ModelConfig,
-    machine: Machine,
-    *,
-    corpus: RunCorpus,
-    choice_log: ChoiceLog,
+    settings: Settings, model: ModelConfig, machine: Machine, *, corpus: RunCorpus, choice_log: ChoiceLog
 ) -> ResolvedTraining:
     """Return the settings of training: the user's, and others chosen by the corpus and the machine; log them.
 
