@@ -31,6 +31,20 @@ _WORDS = (
     "12.5",
     "%",
 )
+# Words of languages with and without spaces between words.
+_MIXED_WORDS = (
+    "Bar",
+    "baz!",
+    "你好",
+    "世界。",
+    "「はい」",
+    "さようなら！",
+    "한국어",
+    "ภาษา",
+    "ＡＢＣ",
+    "Привет.",
+    "，",
+)
 _ENTITIES = ("&amp;", "&lt;", "&gt;", "&quot;", "&nbsp;", "&copy;", "&#8217;", "&#x41;", "&unknown;", "&")
 _SPACES = (" ", " ", " ", "", "\n", "\t", "  ", "\r\n    ", "\u00a0", "\u3000")
 _INLINE = ("b", "i", "em", "a", "span", "font", "sub", "g", "x-y")
@@ -183,13 +197,27 @@ KINDS: tuple[Kind, ...] = ("html", "xml", "xliff")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("damaged", [False, True])
-def test_an_identical_translation_gives_the_same_bytes(kind: Kind, *, damaged: bool) -> None:
+@pytest.mark.parametrize("spaced", [True, False])
+@pytest.mark.parametrize("words", [_WORDS, _MIXED_WORDS], ids=["spaced", "mixed"])
+def test_an_identical_translation_gives_the_same_bytes(
+    kind: Kind, words: Sequence[str], *, damaged: bool, spaced: bool
+) -> None:
     settings = MarkupSettings(kind=kind, attributes=("title", "alt"))
-    for seed in range(60):
-        document = MarkupGenerator(seed).document(kind, damaged=damaged)
-        plan = markup_plan(document, settings, spaced=True)
+    for seed in range(120):
+        document = MarkupGenerator(seed, words).document(kind, damaged=damaged)
+        plan = markup_plan(document, settings, spaced=spaced)
         protected = {number: [(span, span) for span in own] for number, own in plan.protected.items()}
         assert plan.assemble(plan.sentences, plan.marks, protected) == document
+
+
+@pytest.mark.parametrize(("document", "spaced"), [("Bar baz!<img>你好 ", True), ("<p>世界。<img> 你好</p>", False)])
+def test_spaces_between_texts_stay_if_neither_changes(document: str, *, spaced: bool) -> None:
+    plan = markup_plan(document, spaced=spaced)
+    assert len(plan.sentences) == 2
+    assert plan.assemble(plan.sentences) == document
+    # A changed text next to an unchanged one is written as the target language needs it.
+    changed = plan.assemble(["One." if spaced else "一。", plan.sentences[1]])
+    assert changed == ("One.<img> 你好 " if spaced else "<p>一。<img>你好</p>")
 
 
 @pytest.mark.parametrize("kind", KINDS)

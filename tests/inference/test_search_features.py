@@ -228,6 +228,17 @@ def test_unusable_phrases_are_refused(
         translator("我吃鱼。", search=search, phrases=phrases)
 
 
+@pytest.mark.parametrize(("prefix", "phrases"), [("", ["the teacher", "teacher"]), ("the teacher", ["teacher"])])
+def test_phrases_that_share_tokens_fit_into_their_shortest_text(
+    translator: Translator, prefix: str, phrases: list[str]
+) -> None:
+    tokens = len(tokenize_phrase("the teacher", translator.tokenizer.target)[0])
+    search = SearchSettings(max_length=tokens + 1)
+    assert translator("我吃鱼。", search=search, prefix=prefix, phrases=phrases).text == "the teacher"
+    with pytest.raises(TransduceError, match=f"at least {tokens + 1} tokens, but it is {tokens}"):
+        translator("我吃鱼。", search=search, max_length=tokens, prefix=prefix, phrases=phrases)
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("forbidden", [("fish",), ("I", "the", "he", "milk"), (".",), ("the teacher", "eat")])
 def test_forbidden_texts_do_not_occur(

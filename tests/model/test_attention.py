@@ -157,6 +157,13 @@ def test_dropout_acts_on_weights_in_training_alone() -> None:
     torch.testing.assert_close(attend(query, key, value, dropout=dropout.eval()), torch.ones(1, 1, 4, 1))
 
 
+@pytest.mark.parametrize("size", [100, 300])
+def test_a_dropout_that_rounds_to_zero_drops_nothing_at_any_length(size: int) -> None:
+    query, key = torch.randn(1, 1, size, 4), torch.randn(1, 1, size, 4)
+    output = attend(query, key, torch.ones(1, 1, size, 4), dropout=Dropout(0.0015))
+    torch.testing.assert_close(output, torch.ones(1, 1, size, 4))
+
+
 def test_recorded_weights_are_those_before_dropout() -> None:
     weights: list[Tensor] = []
     q, k, v = (torch.randn(1, 1, 8, 4) for _ in range(3))

@@ -114,6 +114,63 @@ def test_the_phrase_state_agrees_with_searching_the_written_tokens(seed: int) ->
         assert follow(matcher, written[:length]).unmet == unmet
 
 
+@pytest.mark.parametrize(
+    ("spellings", "needed"),
+    [
+        ([(2, 3), (3,)], 2),
+        ([(2, 3), (3, 4)], 3),
+        ([(2, 3, 2), (2, 4), (4, 2, 3)], 5),
+        ([(2, 3), (4,)], 3),
+        ([(2, 2), (2, 2, 2), (5, 2)], 4),
+    ],
+)
+def test_phrases_that_share_tokens_need_no_more_than_the_shortest_sequence(
+    spellings: list[tuple[int, ...]], needed: int
+) -> None:
+    matcher = PhraseMatcher(phrases(*spellings))
+    assert matcher.tokens_needed(matcher.start) == needed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_tokens_needed_are_those_of_the_shortest_continuation(seed: int) -> None:
+    """A token that search tries always brings a hypothesis nearer to all phrases."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [tuple(torch.randint(2, 5, (n,), generator=generator).tolist()) for n in (1, 2, 3, 3)]
+    matcher = PhraseMatcher(phrases(*drawn))
+    progress = matcher.start
+    for token in torch.randint(2, 5, (8,), generator=generator).tolist():
+        needed = matcher.tokens_needed(progress)
+        assert needed == shortest_continuation(matcher, progress)
+        following = [matcher.next(progress, each) for each in matcher.next_tokens(progress)]
+        assert not needed or min(map(matcher.tokens_needed, following)) == needed - 1
+        progress = matcher.next(progress, token)
+
+
+def shortest_continuation(matcher: PhraseMatcher, progress: PhraseProgress) -> int:
+    """Return the number of tokens after which a breadth-first search first contains all phrases."""
+    reached, length = {progress}, 0
+    while all(each.unmet for each in reached):
+        reached = {matcher.next(each, token) for each in reached for token in range(2, 5)}
+        length += 1
+    return length
+
+
+def test_tokens_are_shared_only_where_words_end() -> None:
+    """After 2, the token 3 continues the word, so that the phrase 2 is not contained in 2 3."""
+    words = WordContinuations(continuing=frozenset({3}), within=frozenset({2, 3}))
+    for continuations, needed in ((None, 2), (words, 3)):
+        matcher = PhraseMatcher(phrases((2,), (2, 3)), continuations)
+        assert matcher.tokens_needed(matcher.start) == needed
+
+
+def test_many_phrases_that_share_tokens_are_counted_in_little_time() -> None:
+    spellings = [(number, number + 1) for number in range(2, 32)]
+    started = time.perf_counter()
+    matcher = PhraseMatcher(phrases(*spellings))
+    assert 31 <= matcher.tokens_needed(matcher.start) < matcher.missing(matcher.start)
+    assert time.perf_counter() - started < 5.0
+
+
 # --- sharing out ---
 
 
@@ -186,6 +243,15 @@ def test_a_wide_beam_finds_the_best_sequence_with_the_phrases(seed: int) -> None
     ((found,),) = search([random_table(seed)], [phrases(*spellings)], beam_size=300, longest=6)
     assert found.ended
     assert found.score == pytest.approx(best_by_enumeration(random_table(seed), spellings, 6), abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("longest", [4, 5])
+def test_a_wide_beam_finds_the_best_sequence_with_phrases_that_share_tokens(longest: int, seed: int) -> None:
+    spellings = [(2, 3), (3, 4), (4,)]
+    ((found,),) = search([random_table(seed)], [phrases(*spellings)], beam_size=1000, longest=longest)
+    assert found.ended
+    assert found.score == pytest.approx(best_by_enumeration(random_table(seed), spellings, longest), abs=1e-4)
 
 
 @pytest.mark.parametrize("longest", [5, 6, 9])

@@ -7,9 +7,18 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.inference.decoding import scored_for
 from transduce.search.beam import BeamOptions, BeamSearch
 from transduce.search.greedy import GreedySearch, take_argmax
-from transduce.search.rules import Forbid, ForcedPrefix, MinimumLength, NoRepeatedNgrams, RepetitionPenalty, Rule
+from transduce.search.rules import (
+    Forbid,
+    ForcedPrefix,
+    MinimumLength,
+    NoRepeatedNgrams,
+    RepetitionPenalty,
+    Rule,
+    apply_rules,
+)
 from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
 from transduce.search.settings import SearchSettings
 
@@ -146,6 +155,37 @@ def test_a_sentence_without_tokens_before_its_output_pays_only_for_the_output(ot
     count = len(before)
     ruled = rule.apply(torch.full((count, 1, 9), 4.0), torch.full((count, 1, 1), 5), torch.arange(count))
     assert ruled[0, 0, 1:].tolist() == [4.0, 4.0, 4.0, 4.0, 2.0, 4.0, 4.0, 4.0]
+
+
+class Wrapper:
+    """A rule that applies others, which search does not know by its class."""
+
+    def __init__(self, rules: list[Rule]) -> None:
+        self.rules = rules
+
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
+        return apply_rules(self.rules, logits, tokens, sentence_indices)
+
+
+@pytest.mark.parametrize("generates", [False, True])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_penalty_within_any_rule_changes_the_scores_that_it_changes_alone(beam_size: int, generates: bool) -> None:
+    """A beam search gives the penalty log-probabilities; without a beam, it changes logits."""
+    tokens, sentences, found = torch.tensor([[[A, B]]]), torch.arange(1), []
+    penalty = RepetitionPenalty([[START]], repetition=2.0)
+    all_given: list[list[Rule]] = [[penalty], [Wrapper([penalty])], [Forbid([START]), Wrapper([Wrapper([penalty])])]]
+    for given in all_given:
+        scorer, rules = scored_for(UnnormalizedScorer(), given, generates=generates, is_beam=beam_size > 1)
+        scores = apply_rules(rules, scorer.step(torch.tensor([[B]])), tokens, sentences)
+        found.append(scores[..., [END, A, B]])
+    assert all(torch.equal(scores, found[0]) for scores in found)
+
+
+class UnnormalizedScorer(ConstantScorer):
+    """A scorer of logits that are no log-probabilities."""
+
+    def step(self, pieces: Tensor) -> Tensor:
+        return super().step(pieces) + 3.0
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

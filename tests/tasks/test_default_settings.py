@@ -326,8 +326,8 @@ def test_every_default_has_a_reason(pairs: int) -> None:
 
 
 def test_the_least_number_of_steps_has_a_reason() -> None:
-    assert choose_steps(300, 3_000, 4_096).reason == "at least 300; 150 epochs are 110"
-    assert choose_language_model_steps(1_000, 512).reason == "at least 300; 40 epochs of 1,000 tokens are 78"
+    assert choose_steps(300, 3_000, 4_096).reason == "at least 300; about 150 epochs are 110"
+    assert choose_language_model_steps(1_000, 512).reason == "at least 300; about 40 epochs of 1,000 tokens are 78"
 
 
 def test_the_best_model_is_chosen_by_bleu_where_anything_is_translated() -> None:

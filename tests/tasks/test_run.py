@@ -739,7 +739,7 @@ def test_dropout_follows_how_often_a_text_is_read(
     for settings, line in (
         (
             unsaid | {"training.steps": 20},
-            r"model.dropout +0.1  the minimum; 0.3 × √\([0-9.]+ / 60 epochs\) would be",
+            r"model.dropout +0.1  the minimum; 0.3 × √\(about [0-9.]+ / 60 epochs\) would be",
         ),
         (unsaid | {"training.steps": 10_000}, r"model.dropout +0.3  preset tiny"),
         (unsaid | {"model.dropout": 0.2}, r"model.dropout +0.2  set by you"),

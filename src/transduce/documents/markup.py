@@ -429,7 +429,8 @@ class _Assembly:
     def document(self, parts: Sequence[_MarkupPart]) -> str:
         """Return the translated document as HTML or XML text.
 
-        A space is inserted between two texts where the target language needs one and the source has none.
+        A space is inserted between two texts where the target language needs one and the source has none, and left out
+        where the target language has none. Between two unchanged texts everything stays as it is.
 
         Args:
             parts: the copied strings and tags, and the indices of the translated texts, in order.
@@ -437,6 +438,7 @@ class _Assembly:
         written: list[str] = []
         last_start = -1  # index of the first start tag after the last text
         source_end = translated_end = ""  # last characters of the last text, if no other text or block follows
+        last_is_changed = False
         for part in parts:
             if not isinstance(part, int):
                 if part.kind == "start" and last_start < 0:
@@ -447,13 +449,20 @@ class _Assembly:
                 continue
             source, translated = "".join(t.source for t in self.planner.blocks[part].tokens), self._text(part)
             is_spaced = self.planner.spaced or _SPACED_SENTENCES.match(translated_end[-1:]) is not None
-            gap = _gap(source_end, source, translated_end, translated) if is_spaced else ""
-            if not is_spaced and all(map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))):
-                translated = translated.lstrip(" ")
+            is_changed = self.translations[part] != self.planner.sentences[part]
+            if not is_changed and not last_is_changed:
+                gap = ""
+            elif is_spaced:
+                gap = _gap(source_end, source, translated_end, translated)
+            else:
+                gap = ""
+                if all(map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))):
+                    translated = translated.lstrip(" ")
             if gap:
                 written.insert(last_start if last_start >= 0 else len(written), gap)
             written.append(translated)
             source_end, translated_end, last_start = source[-1:], translated, -1
+            last_is_changed = is_changed
         return "".join(written)
 
     def _text(self, number: int) -> str:

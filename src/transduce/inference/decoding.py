@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
 from transduce.search.beam import AttentionCoverage, BeamOptions, BeamSearch, GenerateSearch, LogProbabilities
-from transduce.search.constraints import ConstrainedSelection, Phrase, WordContinuations
+from transduce.search.constraints import ConstrainedSelection, Phrase, PhraseMatcher, WordContinuations
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
     Forbid,
@@ -36,6 +36,7 @@ from transduce.search.rules import (
     NoRepeatedNgrams,
     RepetitionPenalty,
     Rule,
+    all_rules,
     check_generate_ids,
     generate_rules,
     ranking_of,
@@ -128,7 +129,14 @@ def start_search(
     max_positions = max_model_positions(models)
     histories = batch.histories or [History()] * len(batch.source_ids)
     max_lengths = [
-        _max_length(search, len(source) - len(history.source), prefix, phrases, max_positions - len(history.target))
+        _max_length(
+            search,
+            len(source) - len(history.source),
+            prefix,
+            phrases,
+            max_positions - len(history.target),
+            continuations=word_continuations(vocabulary) if phrases else None,
+        )
         for source, history, prefix, phrases in zip(
             batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
         )
@@ -256,18 +264,27 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 
 
 def _max_length(
-    search: SearchSettings, source_tokens: int, prefix: Sequence[int], phrases: Sequence[Phrase], max_positions: int
+    search: SearchSettings,
+    source_tokens: int,
+    prefix: Sequence[int],
+    phrases: Sequence[Phrase],
+    max_positions: int,
+    *,
+    continuations: WordContinuations | None,
 ) -> int:
     """Return the maximum length of one sentence's translation in tokens, including the end symbol.
 
-    The length is limited to `max_positions`, the number of the model's positions that context leaves.
+    The length is limited to `max_positions`, the number of the model's positions that context leaves. Phrases may share
+    tokens with each other and with the prefix; `continuations` are the tokens that continue words.
 
     Raises:
         TransduceError: the prefix, the required phrases or the minimum length do not fit into `max_positions` tokens,
             or into `max_length`, if that is set; or the phrases alone do not fit into the default maximum length.
     """
     max_length = min(search.max_length_for(source_tokens), max_positions)
-    needed = max(len(prefix) + _least_tokens(phrases), search.min_length) + 1  # with the end symbol
+    matcher = PhraseMatcher(phrases, continuations)
+    after_prefix = reduce(matcher.next, prefix, matcher.start)
+    needed = max(len(prefix) + matcher.tokens_needed(after_prefix), search.min_length) + 1  # with the end symbol
     if needed > max_positions:
         raise TransduceError(
             f"The model's learned positions (`model.max_positions`) leave {max_positions} tokens for a translation, "
@@ -281,7 +298,8 @@ def _max_length(
                 f"The phrases that a translation must contain may have {limit} tokens here, but have {tokens}: shorten "
                 "them, or set `max_length`."
             )
-        return max(max_length, needed)
+        without_sharing = max(len(prefix) + tokens, search.min_length) + 1
+        return max(max_length, min(without_sharing, max_positions))
     if max_length < (needed if phrases else len(prefix)):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
@@ -313,10 +331,7 @@ def scored_for(
         generates: True for the search of `generate`, which takes log-probabilities.
         is_beam: True if several hypotheses are ranked.
     """
-    inner = rules
-    while inner and isinstance(inner[0], ForcedContext | ForcedPrefix):
-        inner = inner[0].rules
-    penalizes = any(isinstance(rule, RepetitionPenalty) for rule in inner)
+    penalizes = any(isinstance(rule, RepetitionPenalty) for rule in all_rules(rules))
     takes_logits = penalizes and not is_beam
     if not generates and (takes_logits or not penalizes):
         return scorer, rules

@@ -60,7 +60,7 @@ def attend(
             is_causal = True  # a branch, because the comparison of traced sizes is no bool under `torch.compile`
         elif mask is not None:
             bias = mask.bias(query.dtype)
-        rate = dropout.p if dropout is not None and dropout.training else 0.0
+        rate = _dropout_rate(dropout)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=bias, dropout_p=rate, is_causal=is_causal, scale=scale
         )
@@ -75,6 +75,12 @@ def attend(
     return torch.matmul(weights, value)
 
 
+def _dropout_rate(dropout: Dropout | None) -> float:
+    """Return the probability with which attention weights are dropped now: 0 if `Dropout.forward` would drop none."""
+    rate = 0.0 if dropout is None or not dropout.training else dropout.p
+    return 0.0 if isinstance(dropout, Dropout) and not dropout.drops else rate  # PyTorch's class has no `drops`
+
+
 def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | None) -> bool:
     """Return whether PyTorch's fused attention is preferred to separate matrix multiplications and softmax.
 
@@ -83,7 +89,7 @@ def _library_kernel_is_better(query: Tensor, key: Tensor, dropout: Dropout | Non
     """
     if query.device.type != "cpu":
         return True
-    if dropout is not None and dropout.training and dropout.drop_256ths:
+    if _dropout_rate(dropout):
         return False
     return query.shape[2] * key.shape[2] > 256 * 256
 

@@ -90,7 +90,10 @@ class Dropout(Component, nn.Dropout):
 
     @property
     def p(self) -> float:
-        """The dropout probability, below 1; with random bytes (on a CPU) it is rounded to 256ths, at most 255/256."""
+        """The dropout probability, below 1; with random bytes (on a CPU) it is rounded to 256ths, at most 255/256.
+
+        A probability that rounds to zero drops nothing on any device.
+        """
         return self._p
 
     @p.setter

@@ -8,6 +8,7 @@ Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, product
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ from transduce.search.selection import (
     SelectionStep,
     score_candidates,
 )
+
+# Maximum number of alternatives of phrases that share tokens, for which the shortest sequence with all is searched.
+_MAX_OVERLAPPING = 10
 
 Phrase = tuple[tuple[int, ...], ...]
 """A phrase that a translation must contain: a tuple of alternative token sequences, any one of which suffices."""
@@ -65,6 +69,15 @@ class PhraseMatcher:
         # Each state once: a tail may be long, and many steps lead to it.
         self._known: dict[PhraseProgress, PhraseProgress] = {}
         self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
+        self._needed: dict[PhraseProgress, int] = {}
+        self._least_tokens: dict[tuple[frozenset[int], tuple[int, ...]], int] = {}
+        self._contained = {
+            spelling: frozenset(n for n, other in self._spellings(self.start.unmet) if self._contains(spelling, other))
+            for spelling in self._borders
+        }
+        pairs = product(self._borders, repeat=2)
+        self._shared = {pair: self._count_shared_tokens(*pair) for pair in pairs}
+        self._overlapping = self._find_overlapping_phrases()
 
     def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
         """Return the `PhraseProgress` of a hypothesis after `token` is appended; `progress` is the one before."""
@@ -84,9 +97,9 @@ class PhraseMatcher:
         return PhraseProgress(unmet, read[len(read) - begun :], closing)
 
     def missing(self, progress: PhraseProgress) -> int:
-        """Return how many more tokens a hypothesis with this progress needs at least to contain all phrases.
+        """Return how many tokens of phrases a hypothesis with this progress lacks, which is the number of its stage.
 
-        Each phrase counts with its shortest alternative, and overlaps between phrases are ignored.
+        Each phrase counts with its shortest alternative, as if phrases shared no tokens.
         """
         cached = self._missing.get(progress)
         if cached is None:
@@ -106,7 +119,90 @@ class PhraseMatcher:
         """
         spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
         begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
+        for _, spelling in self._spellings(progress.unmet & self._overlapping):
+            begun |= {spelling[length] for length in self._begun_lengths(spelling, progress.tail)}
         return begun | {spelling[0] for spelling in spellings}
+
+    def tokens_needed(self, progress: PhraseProgress) -> int:
+        """Return the minimum number of tokens after which a hypothesis with this progress contains all phrases.
+
+        It is less than `missing` if phrases can share tokens: 1 2 and 2 3 need three tokens. Only the first phrases
+        that overlap count in this way, up to `_MAX_OVERLAPPING` alternatives, because the time doubles with each.
+        """
+        lacking = progress.unmet & self._overlapping
+        if not lacking:
+            return self.missing(progress)
+        cached = self._needed.get(progress)
+        if cached is None:
+            others = progress._replace(unmet=progress.unmet - lacking)
+            needed = [self.missing(others) + self._least(lacking, ())]
+            apart = self.missing(others._replace(tail=()))
+            for number, spelling in self._spellings(lacking):
+                for length in self._begun_lengths(spelling, progress.tail):
+                    continues = spelling[length] in self.continuations.continuing
+                    left = lacking | (progress.closing & self._overlapping if continues else frozenset())
+                    rest = self._least(left - {number} - self._contained[spelling], spelling)
+                    needed.append(apart + len(spelling) - length + rest)
+            cached = self._needed[progress] = min(needed)
+        return cached
+
+    def _least(self, lacking: frozenset[int], last: tuple[int, ...]) -> int:
+        """Return the minimum number of tokens that contain all phrases in `lacking`, after the spelling `last`.
+
+        The spellings follow one another and share as many tokens as they can, as in a shortest common superstring.
+        """
+        if not lacking:
+            return 0
+        cached = self._least_tokens.get((lacking, last))
+        if cached is None:
+            cached = self._least_tokens[lacking, last] = min(
+                len(spelling)
+                - self._shared.get((last, spelling), 0)
+                + self._least(lacking - {number} - self._contained[spelling], spelling)
+                for number, spelling in self._spellings(lacking)
+            )
+        return cached
+
+    def _begun_lengths(self, spelling: tuple[int, ...], read: tuple[int, ...]) -> Iterator[int]:
+        """Yield each number of last tokens in `read`, above 0, that begin a spelling without completing it."""
+        length = _begun(spelling, self._borders[spelling], read)
+        while length:
+            yield length
+            length = self._borders[spelling][length - 1]
+
+    def _count_shared_tokens(self, first: tuple[int, ...], second: tuple[int, ...]) -> int:
+        """Return the maximum number of last tokens of a spelling that can also begin another one after it."""
+        lengths = self._begun_lengths(second, first)
+        return next((length for length in lengths if not self._is_one_word(first[-1], second[length])), 0)
+
+    def _contains(self, spelling: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Return whether a hypothesis that has written a spelling also contains the phrase that `other` spells."""
+        return any(
+            spelling[end - len(other) : end] == other
+            and (end == len(spelling) or not self._is_one_word(other[-1], spelling[end]))
+            for end in range(len(other), len(spelling) + 1)
+        )
+
+    def _is_one_word(self, token: int, following: int) -> bool:
+        return token in self.continuations.within and following in self.continuations.continuing
+
+    def _find_overlapping_phrases(self) -> frozenset[int]:
+        """Return the indices of phrases that can share tokens with other phrases, within `_MAX_OVERLAPPING`."""
+        spellings = list(self._spellings(self.start.unmet))
+        overlapping = {
+            number
+            for number, spelling in spellings
+            for other_number, other in spellings
+            if number != other_number
+            and (
+                self._shared[spelling, other]
+                or self._shared[other, spelling]
+                or other_number in self._contained[spelling]
+                or number in self._contained[other]
+            )
+        }
+        sizes = accumulate(len(self.phrases[number]) for number in sorted(overlapping))
+        return frozenset(n for n, size in zip(sorted(overlapping), sizes, strict=True) if size <= _MAX_OVERLAPPING)
 
     def _spellings(self, numbers: frozenset[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         return ((number, spelling) for number in sorted(numbers) for spelling in self.phrases[number])
@@ -261,8 +357,8 @@ class ConstrainedSelection(Selection):
             before = self.progress[sentence][parent]
             ends = token == self.eos_id
             after = before if ends else matcher.next(before, token)
-            missing = matcher.missing(after)
-            if total > IMPOSSIBLE and (missing == 0 if ends else missing < remaining):
+            needed = matcher.tokens_needed(after)
+            if total > IMPOSSIBLE and (needed == 0 if ends else needed < remaining):
                 yield _Option(column, total, ends, after)
 
 

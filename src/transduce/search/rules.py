@@ -4,7 +4,8 @@ Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, t to
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, Protocol
+from copy import copy
+from typing import Any, Literal, Protocol
 
 import msgspec
 import torch
@@ -16,7 +17,10 @@ from transduce.search.selection import IMPOSSIBLE, log_sum_exp
 
 
 class Rule(Protocol):
-    """An interface of rules that change the logits of a decoding step, such as forbidding tokens, before the choice."""
+    """An interface of rules that change the logits of a decoding step, such as forbidding tokens, before the choice.
+
+    A rule that applies other rules holds them in an attribute `rules`, by which search finds them.
+    """
 
     def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
         """Return the logits of the next tokens as this rule changes them.
@@ -222,21 +226,29 @@ class ForcedContext(Rule):
         return logits
 
 
+def all_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
+    """Yield rules, and those that they wrap: a rule that applies others holds them in an attribute `rules`."""
+    for rule in rules:
+        yield rule
+        yield from all_rules(getattr(rule, "rules", ()))
+
+
 def rules_for_log_probabilities(rules: Iterable[Rule], normalizer: Callable[[], Tensor | None]) -> list[Rule]:
     """Return a list of these rules in which each `RepetitionPenalty` gets the function `normalizer`.
 
-    The penalty then applies to logits, although the rules get log-probabilities. Penalties, and rules that wrap others,
-    are replaced by new objects; the other rules are the same objects.
+    The penalty then applies to logits, although the rules get log-probabilities. Penalties, and rules that wrap others
+    (see `all_rules`), are replaced by copies; the other rules are the same objects.
     """
     replaced: list[Rule] = []
     for rule in rules:
-        if isinstance(rule, ForcedPrefix):
-            rule = ForcedPrefix(rule.prefixes, rules_for_log_probabilities(rule.rules, normalizer))
-        elif isinstance(rule, ForcedContext):
-            rule = ForcedContext(rule.contexts, rules_for_log_probabilities(rule.rules, normalizer))
-        elif isinstance(rule, RepetitionPenalty):
-            strengths = {"repetition": rule.repetition, "frequency": rule.frequency, "presence": rule.presence}
-            rule = RepetitionPenalty(rule.before, **strengths, normalizer=normalizer)
+        changes: dict[str, Any] = {}
+        if hasattr(rule, "rules"):
+            changes["rules"] = rules_for_log_probabilities(rule.rules, normalizer)
+        if isinstance(rule, RepetitionPenalty):
+            changes["normalizer"] = normalizer
+        if changes:
+            rule = copy(rule)
+            vars(rule).update(changes)
         replaced.append(rule)
     return replaced
 

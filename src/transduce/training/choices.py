@@ -224,8 +224,8 @@ def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int, noun: str = "
     epochs = choose_epochs(pairs, noun)
     steps = round(epochs.value * epoch_tokens / batch_tokens)
     if steps < MIN_STEPS:
-        return at_least(MIN_STEPS, steps, f"{epochs.value:.0f} epochs")
-    return Choice(steps, f"{epochs.value:.0f} epochs: {epochs.reason}")
+        return at_least(MIN_STEPS, steps, f"about {epochs.value:.0f} epochs")
+    return Choice(steps, f"about {epochs.value:.0f} epochs: {epochs.reason}")
 
 
 def choose_language_model_preset(tokens: int) -> Choice[str]:
@@ -253,7 +253,7 @@ def choose_language_model_steps(epoch_tokens: int, batch_tokens: int) -> Choice[
     """
     epochs = min(40.0, max(1.0, 20.0 * (1_000_000 / max(1, epoch_tokens)) ** 0.5))
     steps = round(epochs * epoch_tokens / batch_tokens)
-    return at_least(MIN_STEPS, steps, f"{epochs:.0f} epochs of {epoch_tokens:,} tokens")
+    return at_least(MIN_STEPS, steps, f"about {epochs:.0f} epochs of {epoch_tokens:,} tokens")
 
 
 def choose_dropout(preset: str, epochs: float) -> Choice[float]:
@@ -269,7 +269,7 @@ def choose_dropout(preset: str, epochs: float) -> Choice[float]:
     share = math.sqrt(epochs / _EPOCHS_OF_USUAL_DROPOUT)
     if preset not in CHOSEN_PRESETS or share >= 1.0 or usual <= lowest:
         return Choice(usual, f"preset {preset}")
-    of_epochs = f"{usual:g} × √({epochs:.1f} / {_EPOCHS_OF_USUAL_DROPOUT} epochs)"
+    of_epochs = f"{usual:g} × √(about {epochs:.1f} / {_EPOCHS_OF_USUAL_DROPOUT} epochs)"
     if usual * share < lowest:
         return Choice(lowest, f"the minimum; {of_epochs} would be less")
     return Choice(round(usual * share, 2), of_epochs)

@@ -49,8 +49,8 @@ def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
     """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one, times `scale`.
 
     Let r be the fourth root of the sum of a matrix's singular values to the fourth power. Singular values of at least
-    r / 100, which include the largest, become 0.73 to 1.27. A smaller one, σ, becomes about 78 σ / r; zero stays zero.
-    The computation uses the matrices' dtype.
+    r / 100, which include the largest, become 0.72 to 1.27. A smaller one, σ, becomes about 77 σ / r; zero stays zero.
+    (The polynomials get σ / 1.01 r, a margin for rounding.) The computation uses the matrices' dtype.
     """
     result = matrices.clone()
     _orthogonalize_in_place(list(result), scale, matrices.dtype)

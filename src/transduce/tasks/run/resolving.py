@@ -227,9 +227,10 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
 def predict_epochs(
     settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
 ) -> float:
-    """Predict how many epochs a run takes, not rounded.
+    """Predict about how many epochs a run takes, not rounded, as if every batch were full.
 
-    With a time budget (`training.minutes`), the number follows from the machine's speed, otherwise from the steps.
+    A run of a small corpus takes fewer, because its batches are seldom full. With a time budget (`training.minutes`),
+    the number follows from the machine's speed, otherwise from the steps.
 
     Args:
         settings: the user's settings; steps and batch size that these leave open are those that the task would choose.
@@ -434,12 +435,7 @@ def _choose_cuda_graphs(settings: Settings, model: ModelConfig, machine: Machine
 
 
 def resolve_training(
-    settings: Settings,
-    model: ModelConfig,
-    machine: Machine,
-    *,
-    corpus: RunCorpus,
-    choice_log: ChoiceLog,
+    settings: Settings, model: ModelConfig, machine: Machine, *, corpus: RunCorpus, choice_log: ChoiceLog
 ) -> ResolvedTraining:
     """Return the settings of training: the user's, and others chosen by the corpus and the machine; log them.
 
