@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -639,7 +639,12 @@ def straight_through(weights: Tensor) -> Tensor:
     return best + (weights - weights.detach())
 
 
-SCORES: dict[str, type[ScoredAttention]] = dict.fromkeys(get_args(AttentionScore), ScoredAttention)
+SCORES: dict[str, type[ScoredAttention]] = {
+    "scaled": ScoredAttention,
+    "dot": ScoredAttention,
+    "general": ScoredAttention,
+    "additive": ScoredAttention,
+}
 """A dict from the name of a score, in the setting `model.attention_score`, to the class of its attention module."""
 
 
