@@ -76,7 +76,7 @@ def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tok
         optimizer.begin_batch(last=True)
         loss = objective.loss(batch)
         loss.total.backward()
-        optimizer.collect_gradient()
+        optimizer.finish_batch()
         if update:
             optimizer.step(loss.tokens, RATE)
         seconds.append(time.monotonic() - started_at)

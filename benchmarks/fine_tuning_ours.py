@@ -87,7 +87,7 @@ def main() -> None:
             optimizer.begin_batch(last=index == count - 1)
             loss = loss_function(as_batch(*part, pad_id, masked=isinstance(model, Encoder)))
             loss.total.backward()
-            optimizer.collect_gradient()
+            optimizer.finish_batch()
             tokens += loss.tokens
         optimizer.step(tokens, RATE / 10)
 

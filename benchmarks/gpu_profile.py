@@ -84,7 +84,7 @@ def training_rows(size: Size, device: str, path: Path, *, record: bool) -> list[
         times.append(time.perf_counter())
         loss.total.backward()
         times.append(time.perf_counter())
-        optimizer.collect_gradient()
+        optimizer.finish_batch()
         optimizer.step(loss.tokens, RATE)
         parts[:] += np.diff([*times, time.perf_counter()])
 

@@ -128,7 +128,7 @@ class Training:
         with using_backend(self.kernels):
             self.optimizer.begin_batch(last=True)
             self.objective.loss(batch).total.backward()
-            self.optimizer.collect_gradient()
+            self.optimizer.finish_batch()
             self.optimizer.step(batch.target_tokens, RATE)
 
 

@@ -22,7 +22,7 @@ from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
 from transduce.serving.app import Application
 from transduce.serving.server import Server, address_of, open_socket
-from transduce.serving.service import Catalog, Service
+from transduce.serving.service import ModelCatalog, Service
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.text_settings import TextSettings
@@ -172,7 +172,7 @@ def main() -> int:
     model = GatedModel(steps=args.steps, is_open=args.open, most_batches=10, leak_bytes=leak_bytes)
     opened = open_socket(settings.host, settings.port)
     address = address_of(opened)
-    server = Server(Application(Service(Catalog([model]), settings)), settings, lambda: print(address, flush=True))
+    server = Server(Application(Service(ModelCatalog([model]), settings)), settings, lambda: print(address, flush=True))
     threading.Thread(target=_obey, args=(model, server), daemon=True).start()
     server.run(sockets=[opened])
     return 0

@@ -65,7 +65,7 @@ def main() -> None:
             optimizer.begin_batch(last=part is parts[-1])
             loss = objective.loss(part)
             loss.total.backward()
-            optimizer.collect_gradient()
+            optimizer.finish_batch()
             tokens += loss.tokens
         optimizer.step(tokens, RATE)
 

@@ -27,7 +27,7 @@ from transduce.inference.load import open_translator
 from transduce.serving.app import Application
 from transduce.serving.models import ServedModel
 from transduce.serving.server import Server, address_of, open_socket
-from transduce.serving.service import Catalog, Service
+from transduce.serving.service import ModelCatalog, Service
 from transduce.serving.settings import ServingSettings
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def served() -> Iterator[str]:
     translator = open_translator(Path("models/demo"), precision="fp32", device="cpu")
     settings = ServingSettings(port=0)
     opened = open_socket(settings.host, settings.port)
-    service = Service(Catalog([ServedModel(translator, languages=("zh", "en"))]), settings)
+    service = Service(ModelCatalog([ServedModel(translator, languages=("zh", "en"))]), settings)
     server = Server(Application(service, inspection_views()), settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()

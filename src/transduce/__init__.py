@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transduce.exchange.export import ExportReport, export
     from transduce.exchange.import_folder import ImportReport
     from transduce.exchange.import_folder import import_model_folder as import_model
+    from transduce.inference.batching import Documents
     from transduce.inference.classifier import Classification, Classifier
     from transduce.inference.datastore import Datastore, build_datastore
     from transduce.inference.embedder import Embedder, TokenStates
@@ -64,9 +65,9 @@ if TYPE_CHECKING:
     from transduce.interop.tutorials import TutorialNames, import_tutorial, language_model_config
     from transduce.interop.vocabulary_files import read_vocabulary
     from transduce.interop.word_vectors import fill_embeddings
-    from transduce.model.attention import MultiHeadAttention, ScoredAttention
+    from transduce.model.attention import AttentionTrace, MultiHeadAttention, ScoredAttention
     from transduce.model.build import register
-    from transduce.model.config import ModelConfig
+    from transduce.model.config import ModelConfig, RotaryScaling
     from transduce.model.masks import AttentionMask
     from transduce.model.recurrent import Recurrent
     from transduce.model.transformer import Transformer
@@ -74,11 +75,13 @@ if TYPE_CHECKING:
     from transduce.model_folder.upkeep import quantize_folder as quantize
     from transduce.model_folder.weight_cache import Int8Comparison, Int8Proof
     from transduce.model_folder.write import save
+    from transduce.search.rules import GenerateSettings
     from transduce.search.settings import SamplingSettings, SearchSettings
     from transduce.tasks.preparing import PreparationReport, ShardReport, TokenizerReport, merge_shards, prepare
     from transduce.tasks.train import train
     from transduce.text.glossary import Glossary, Term, read_glossary
     from transduce.text.sentencepiece_model import TokenizerSettings
+    from transduce.text.text_settings import TextSettings
     from transduce.text.tokenizer import Tokenizer
     from transduce.training.callbacks import (
         Callback,
@@ -103,6 +106,7 @@ __all__ = [
     "Ablation",
     "Alternative",
     "AttentionMask",
+    "AttentionTrace",
     "Attribution",
     "Callback",
     "Candidate",
@@ -116,6 +120,7 @@ __all__ = [
     "DoctorReport",
     "DoctorSubject",
     "DocumentSettings",
+    "Documents",
     "Embedder",
     "ExperimentReport",
     "ExportReport",
@@ -123,6 +128,7 @@ __all__ = [
     "Filling",
     "Forecast",
     "Forecaster",
+    "GenerateSettings",
     "Generation",
     "Generator",
     "Glossary",
@@ -153,6 +159,7 @@ __all__ = [
     "Recording",
     "Recurrent",
     "ResidualLayer",
+    "RotaryScaling",
     "RunEnd",
     "RunForecast",
     "RunStart",
@@ -171,6 +178,7 @@ __all__ = [
     "TextInspection",
     "TextInspectionPage",
     "TextScore",
+    "TextSettings",
     "TokenStates",
     "Tokenizer",
     "TokenizerReport",
@@ -248,6 +256,7 @@ _NAMES = {
     "evaluation.significance": ("Comparison", "compare"),
     "exchange.export": ("ExportReport", "export"),
     "exchange.import_folder": ("ImportReport", "import_model=import_model_folder"),
+    "inference.batching": ("Documents",),
     "inference.classifier": ("Classification", "Classifier"),
     "inference.datastore": ("Datastore", "build_datastore"),
     "inference.embedder": ("Embedder", "TokenStates"),
@@ -287,20 +296,22 @@ _NAMES = {
     "interop.tutorials": ("TutorialNames", "import_tutorial", "language_model_config"),
     "interop.vocabulary_files": ("read_vocabulary",),
     "interop.word_vectors": ("fill_embeddings",),
-    "model.attention": ("MultiHeadAttention", "ScoredAttention"),
+    "model.attention": ("AttentionTrace", "MultiHeadAttention", "ScoredAttention"),
     "model.build": ("register",),
-    "model.config": ("ModelConfig",),
+    "model.config": ("ModelConfig", "RotaryScaling"),
     "model.masks": ("AttentionMask",),
     "model.recurrent": ("Recurrent",),
     "model.transformer": ("Transformer",),
     "model_folder.upkeep": ("QuantizeReport", "VerifyReport", "quantize=quantize_folder", "verify"),
     "model_folder.weight_cache": ("Int8Comparison", "Int8Proof"),
     "model_folder.write": ("save",),
+    "search.rules": ("GenerateSettings",),
     "search.settings": ("SamplingSettings", "SearchSettings"),
     "tasks.preparing": ("PreparationReport", "ShardReport", "TokenizerReport", "merge_shards", "prepare"),
     "tasks.train": ("train",),
     "text.glossary": ("Glossary", "Term", "read_glossary"),
     "text.sentencepiece_model": ("TokenizerSettings",),
+    "text.text_settings": ("TextSettings",),
     "text.tokenizer": ("Tokenizer",),
     "training.callbacks": (
         "Callback",

@@ -478,14 +478,14 @@ class TrainingKernels(Backend, Protocol):
         """Return whether the kernels for optimizer updates support the device and dtypes of these vectors."""
 
     def update_by_adam(
-        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+        self, vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], scalars: AdamScalars, average_decay: float
     ) -> None:
         """Update parameters by Adam in one pass, together with their moving average and their bfloat16 copy.
 
         Args:
             vectors: the vectors to change.
             moments: the running means of the gradient and of its square, float32; both change.
-            numbers: the scalars of this update.
+            scalars: the scalars of this update.
             average_decay: the weight of the old average in the new one.
         """
 

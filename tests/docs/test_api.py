@@ -63,6 +63,11 @@ def test_a_public_class_describes_its_own_constructor(name: str) -> None:
     assert "Initialize internal Module state" not in "".join(GENERATOR.entry(name))  # PyTorch's docstring
 
 
+def test_settings_in_public_signatures_and_fields_are_public() -> None:
+    page = (DOCS / "api.md").read_text("utf-8")
+    assert {*re.findall(r"\b\w+Settings\b", page)} <= {*transduce.__all__}
+
+
 def test_a_name_without_a_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transduce, "__all__", [*transduce.__all__, "paint"])
     with pytest.raises(LookupError, match=r"each public name must be in one group .*: \['paint'\]"):

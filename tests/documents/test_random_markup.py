@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from transduce.documents.markup import Plan, markup_plan
+from transduce.documents.markup import MarkupPlan, markup_plan
 from transduce.documents.markup_blocks import STAND_IN
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.text.word_spans import Span
@@ -168,7 +168,7 @@ def _is_balanced(document: str) -> bool:
 class _Shuffled:
     """Translations of a plan with words in random order, and marks and protected elements at random positions."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: MarkupPlan, seed: int) -> None:
         self.random = random.Random(seed)
         self.texts: list[str] = []
         self.marks: dict[int, list[Span]] = {}
@@ -176,7 +176,7 @@ class _Shuffled:
         for number, sentence in enumerate(plan.sentences):
             self._add(number, sentence, plan)
 
-    def _add(self, number: int, sentence: str, plan: Plan) -> None:
+    def _add(self, number: int, sentence: str, plan: MarkupPlan) -> None:
         words: list[str | Span] = [*sentence.replace(STAND_IN, " ").upper().split()]
         words += plan.protected.get(number, ())
         self.random.shuffle(words)

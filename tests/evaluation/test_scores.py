@@ -15,7 +15,7 @@ import pytest
 from sacrebleu import __version__ as sacrebleu_version
 
 from transduce.errors import TransduceError
-from transduce.evaluation import Score, ScoreReport, score
+from transduce.evaluation import MetricScore, ScoreReport, score
 from transduce.evaluation.scores import mean_words_per_line
 from transduce.ui_language import localized
 from transduce.ui_language_choice import use_ui_language
@@ -183,8 +183,8 @@ def test_references_are_identified_by_the_hash_of_their_file() -> None:
 
 
 def test_scores_print_as_text_and_escape_html_in_notebooks() -> None:
-    assert str(Score("BLEU", 38.327, "nrefs:1|tok:13a")) == "BLEU 38.33  nrefs:1|tok:13a"
-    assert Score("chrF", 5, "a<b")._repr_html_() == "<b>chrF 5.00</b> <code>a&lt;b</code>"
+    assert str(MetricScore("BLEU", 38.327, "nrefs:1|tok:13a")) == "BLEU 38.33  nrefs:1|tok:13a"
+    assert MetricScore("chrF", 5, "a<b")._repr_html_() == "<b>chrF 5.00</b> <code>a&lt;b</code>"
     report = score(["it is a cat ."] * 4, ["it is a cat."] * 4, target_language="en", decoding={"name": "<x>"})
     lines = str(report).split("\n")
     assert lines[:2] == [str(report.bleu), str(report.chrf)]

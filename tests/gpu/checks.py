@@ -403,7 +403,7 @@ def losses(
                 objective.prefetch(batches[1])
             loss = objective.loss(batches[number % 2])
             loss.total.backward()
-            owner.collect_gradient()
+            owner.finish_batch()
             found += [loss.total.item(), loss.negative_log_likelihood.item(), owner.step(loss.tokens, 0.01)]
         model.eval()
         with torch.inference_mode():
@@ -576,7 +576,7 @@ def check_what_cannot_be_recorded_is_launched() -> None:
     with recording(), mock.patch.object(backend._LOG, "warning") as warning, ExitStack() as patches:
         if DEVICE == "cpu":
             patches.enter_context(mock.patch.object(backend._RecordedLoss, "record", refuse))
-        recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+        recorder = backend.GpuLossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (2, 2, 2, 3, 3, 3, 2, 2):
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.zero_()
             total, _ = recorder(size, np.arange(size) + 1, compute)
@@ -599,7 +599,7 @@ def check_nothing_is_recorded_if_memory_is_scarce() -> None:
         mock.patch.object(backend, "_has_free_memory", return_value=False),
         mock.patch.object(backend._LOG, "warning") as warning,
     ):
-        recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+        recorder = backend.GpuLossRecorder(nn.Linear(1, 1).to(DEVICE))
         for _ in range(3):
             total, _likelihood = recorder(2, np.arange(2) + 1, compute)
             assert total.item() == 3
@@ -627,7 +627,7 @@ def check_a_limited_number_of_sizes_is_kept() -> None:
         return numbers.sum() * torch.ones((), device=DEVICE, requires_grad=True), numbers[0]
 
     with recording() as recorded, mock.patch.object(backend, "_MAX_SIZES", 2):
-        recorder = backend.LossRecorder(nn.Linear(1, 1).to(DEVICE))
+        recorder = backend.GpuLossRecorder(nn.Linear(1, 1).to(DEVICE))
         for size in (1, 2, 1, 3, 1, 2):  # the third size evicts the second
             total, negative_log_likelihood = recorder(size, np.arange(size) + 1, compute)
             assert (total.item(), negative_log_likelihood.item()) == (size * (size + 1) / 2, 1.0)

@@ -14,7 +14,7 @@ from transduce.inference.bulk_files import (
     LineOptions,
     Portion,
     ResumableFile,
-    Workers,
+    WorkerProcesses,
     WorkerSettings,
     _Worker,
     portions,
@@ -228,7 +228,7 @@ def test_workers_refuse_a_model_that_was_replaced(trained: Path, tmp_path: Path,
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("checkpoints"))
     settings = WorkerSettings(folders=[str(folder)], job=LineOptions(search=SearchSettings(beam_size=1)))
     portion = Portion(lines=["我"], indices=[0], phrases=[[]])
-    with Workers(settings, 2) as workers:
+    with WorkerProcesses(settings, 2) as workers:
         if replaced == "between two workers":
             assert [text for _, text in workers.translate([portion])] != []
         manifest = folder / "manifest.json"

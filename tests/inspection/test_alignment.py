@@ -13,8 +13,8 @@ from transduce.inspection.alignment import (
     HeadWeights,
     LinkCounts,
     ReferenceAlignment,
+    SplitSentencePair,
     WordMaps,
-    WordPair,
     _expectation_maximization,
     _link_probabilities,
     align,
@@ -245,7 +245,7 @@ def test_tokens_are_split_only_at_words_that_are_passed() -> None:
     text, target = "今天老师喜欢苹果。", "the teacher like apples today."
     given = word_pair(text, target, list(text), target.split())
     plain = word_pair(text, target)
-    assert isinstance(plain, WordPair)
+    assert isinstance(plain, SplitSentencePair)
     assert plain.source_words == given.source_words
     assert not plain.cut_source
     assert given.cut_source

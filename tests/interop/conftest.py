@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from sentencepiece import SentencePieceTrainer
 from torch import Tensor
 
-from transduce.exchange.comparison import Comparison, OriginalModel, compare_models
+from transduce.exchange.comparison import ExportComparison, OriginalModel, compare_models
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.model.build import Model, build_model
@@ -30,7 +30,7 @@ from transduce.text.vocabulary import SPECIAL_TOKENS
 MakeModel = Callable[..., Model]
 MakeTranslator = Callable[..., Translator]
 WriteFolder = Callable[..., Path]
-Compare = Callable[[Translator, ExportedModel], Comparison]
+Compare = Callable[[Translator, ExportedModel], ExportComparison]
 
 NLLB_TAGS = ["deu_Latn", "eng_Latn", "zho_Hans"]
 NLLB_CONFIG: dict[str, Any] = {
@@ -149,7 +149,7 @@ def write_folder() -> WriteFolder:
 def compare(small_tokenizer: Tokenizer) -> Compare:
     """Return a function that compares a model with an exported one on padded batches of sentences of many lengths."""
 
-    def run(translator: Translator, exported: ExportedModel) -> Comparison:
+    def run(translator: Translator, exported: ExportedModel) -> ExportComparison:
         size = small_tokenizer.source.size
         sources = [
             small_tokenizer.source.with_special_tokens(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transduce.exchange.comparison import Comparison, OriginalLanguageModel, compare_models
+from transduce.exchange.comparison import ExportComparison, OriginalLanguageModel, compare_models
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel
 from transduce.interop.ctranslate2 import (
@@ -27,7 +27,7 @@ pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip ins
 
 MakeModel = Callable[..., Model]
 MakeTranslator = Callable[..., Translator]
-Compare = Callable[[Translator, ExportedModel], Comparison]
+Compare = Callable[[Translator, ExportedModel], ExportComparison]
 
 LLAMA_LIKE = {"positions": "rotary", "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "bias": False}
 BART_LIKE = {"norm_order": "post", "positions": "learned", "position_offset": 2, "embedding_norm": True}

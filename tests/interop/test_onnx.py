@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from transduce.exchange.comparison import Comparison
+from transduce.exchange.comparison import ExportComparison
 from transduce.inference.batching import pad
 from transduce.inference.translator import Translator
 from transduce.interop.components import ExportedModel, max_sequence_length
@@ -23,7 +23,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: pip install 't
 pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'transduce[export]'")
 
 MakeTranslator = Callable[..., Translator]
-Compare = Callable[[Translator, ExportedModel], Comparison]
+Compare = Callable[[Translator, ExportedModel], ExportComparison]
 
 LLAMA_LIKE = {"positions": "rotary", "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "bias": False}
 BART_LIKE = {"norm_order": "post", "positions": "learned", "position_offset": 2, "embedding_norm": True}

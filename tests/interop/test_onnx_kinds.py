@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transduce.exchange.comparison import (
-    Comparison,
+    ExportComparison,
     OriginalEncoder,
     OriginalLanguageModel,
     compare_encoders,
@@ -28,7 +28,7 @@ pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip ins
 
 MakeModel = Callable[..., Model]
 MakeTranslator = Callable[..., Translator]
-Compare = Callable[[Translator, ExportedModel], Comparison]
+Compare = Callable[[Translator, ExportedModel], ExportComparison]
 
 LLAMA_LIKE = {"positions": "rotary", "num_key_value_heads": 2, "norm": "rms", "activation": "swiglu", "bias": False}
 BERT_LIKE = {"norm_order": "post", "positions": "learned", "embedding_norm": True, "activation": "gelu"}

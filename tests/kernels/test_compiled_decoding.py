@@ -21,7 +21,7 @@ from transduce.kernels.select import quantize, start_fast
 from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer
 from transduce.model.transformer import DecodingState, MemoryState, Transformer
-from transduce.search.selection import BestSelection, SelectedCandidates, Step, use_kernels
+from transduce.search.selection import BestSelection, SelectedCandidates, SelectionStep, use_kernels
 
 BEST = find_integer_tile()
 if BEST is None:
@@ -372,7 +372,7 @@ def test_a_beam_is_selected_as_by_pytorch(size: int, beams: int) -> None:
         scores = -torch.rand(batch, beams) * 5.0
         scores[:, 2:3] = float("-inf")
         normalizer = logits.logsumexp(dim=-1, keepdim=True)
-        step = Step(logits, scores, logits[..., :0], torch.arange(batch), normalizer)
+        step = SelectionStep(logits, scores, logits[..., :0], torch.arange(batch), normalizer)
         selection = BestSelection(beam_size=4, eos_id=1)
         with use_kernels(None):
             expected = selection.select(step)

@@ -424,8 +424,8 @@ def test_a_layer_is_a_list_of_operations() -> None:
     found = graph_of(decoder_layer(build()))
     assert isinstance(found, LayerGraph)
     names = [[type(operation).__name__ for operation in sublayer.operations] for sublayer in found.sublayers]
-    attention = ["Norm", "Linear", "Attend", "Linear", "DropoutAdd"]
-    assert names == [attention, attention, ["Norm", "Linear", "Activate", "Linear", "DropoutAdd"]]
+    attention = ["Norm", "LinearOperation", "Attend", "LinearOperation", "DropoutAdd"]
+    assert names == [attention, attention, ["Norm", "LinearOperation", "Activate", "LinearOperation", "DropoutAdd"]]
     post = graph_of(decoder_layer(build(norm_order="post", activation="swiglu")))
     assert isinstance(post, LayerGraph)
     assert [type(operation).__name__ for operation in post.sublayers[0].operations][-2:] == ["DropoutAdd", "Norm"]

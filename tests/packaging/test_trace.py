@@ -81,7 +81,7 @@ def test_a_training_step_and_a_translation_without_kernels_execute_few_lines() -
         hidden = model.hidden(source, target)
         loss = projected_cross_entropy(hidden, model.output_weight, target, pad_id=config.pad_id, label_smoothing=0.1)
         loss.total.backward()
-        optimizer.collect_gradient()
+        optimizer.finish_batch()
         optimizer.step(loss.tokens, 0.01)
 
     def translate() -> None:

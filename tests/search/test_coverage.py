@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.search.beam import BeamOptions, BeamSearch, Coverage
+from transduce.search.beam import AttentionCoverage, BeamOptions, BeamSearch
 from transduce.search.scorer import Ensemble, Hypothesis, MeanAttention, Scorer, SequenceLimits, run_search
 
 START, END, A, B = 0, 1, 2, 3
@@ -41,7 +41,7 @@ class LookingScorer:
 def search(beta: float) -> list[Hypothesis]:
     scorer = LookingScorer()
     limits = SequenceLimits(START, END, torch.tensor([4]))
-    coverage = Coverage(scorer, beta) if beta else None
+    coverage = AttentionCoverage(scorer, beta) if beta else None
     beam = BeamOptions(beam_size=2, n_best=2, alpha=0.0)
     (found,) = run_search(BeamSearch(scorer, limits, beam, coverage=coverage))
     return found
@@ -67,7 +67,7 @@ def test_hypotheses_take_their_coverage_along() -> None:
         def attention(self) -> Tensor:
             return torch.tensor([[[0.5, 0.1], [0.2, 0.3]], [[0.4, 0.4], [0.6, 0.7]]])
 
-    coverage = Coverage(Fixed(), 1.0)
+    coverage = AttentionCoverage(Fixed(), 1.0)
     coverage.add_step()
     coverage.reorder(torch.tensor([[1, 1], [0, 1]]))
     assert coverage.penalty(0, 0) == pytest.approx(math.log(0.2) + math.log(0.3), abs=1e-5)

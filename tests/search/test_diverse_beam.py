@@ -10,7 +10,7 @@ from torch import Tensor
 from transduce.search.beam import BeamOptions, BeamSearch, GenerateSearch
 from transduce.search.rules import GenerateSettings
 from transduce.search.scorer import GENERATE_RANKING, PAPER_RANKING, Hypothesis, SequenceLimits, run_search
-from transduce.search.selection import BestSelection, DiverseSelection, Step
+from transduce.search.selection import BestSelection, DiverseSelection, SelectionStep
 
 START, END, A, B, C = 0, 1, 2, 3, 4
 FIRST = {END: 0.05, A: 0.5, B: 0.3, C: 0.15}
@@ -79,7 +79,7 @@ def test_diverse_selection_with_one_group_equals_beam_selection() -> None:
     logits = torch.randn(3, 4, 9, generator=generator)
     scores = torch.randn(3, 4, generator=generator)
     pieces = torch.zeros(3, 4, 2, dtype=torch.int64)
-    step = Step(logits, scores, pieces, torch.arange(3))
+    step = SelectionStep(logits, scores, pieces, torch.arange(3))
     plain = BestSelection(beam_size=4, eos_id=END).select(step)
     grouped = DiverseSelection(beam_size=4, groups=1, penalty=5.0, eos_id=END).select(step)
     for expected, values in zip((*plain.live, *plain.ended), (*grouped.live, *grouped.ended), strict=True):
@@ -92,7 +92,7 @@ def test_each_group_continues_its_own_hypotheses() -> None:
     logits[0, 2:, 3] = 1.0
     scores = torch.tensor([[0.0, -0.1, -50.0, -50.1]])
     pieces = torch.zeros(1, 4, 1, dtype=torch.int64)
-    step = Step(logits, scores, pieces, torch.arange(1))
+    step = SelectionStep(logits, scores, pieces, torch.arange(1))
     live = DiverseSelection(beam_size=4, groups=2, penalty=0.0, eos_id=END).select(step).live
     assert live.parents.tolist() == [[0, 1, 2, 3]]
     assert live.tokens.tolist() == [[2, 2, 3, 3]]

@@ -15,7 +15,7 @@ import pytest
 
 from transduce.serving.app import Application
 from transduce.serving.server import Server, open_socket
-from transduce.serving.service import Catalog, Service
+from transduce.serving.service import ModelCatalog, Service
 from transduce.serving.settings import ServingSettings
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -121,7 +121,7 @@ def live_server(*models: Any, views: Any = None, generators: Any = (), **setting
     """Run a server with these models on a free port within the context; with `views` it has a web page."""
     chosen = ServingSettings(**{"port": 0, "gather_milliseconds": 0.0, "shutdown_seconds": 5.0} | settings)
     opened = open_socket(chosen.host, chosen.port)
-    server = Server(Application(Service(Catalog(models, generators), chosen), views), chosen)
+    server = Server(Application(Service(ModelCatalog(models, generators), chosen), views), chosen)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     port = opened.getsockname()[1]
     thread.start()

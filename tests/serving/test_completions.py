@@ -15,7 +15,7 @@ from transduce.inference.translation import Alternative
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Decoder
 from transduce.search.settings import SamplingSettings, SearchSettings
-from transduce.serving.batching import Batcher, Workers
+from transduce.serving.batching import Batcher, DecodingThreads
 from transduce.serving.completions import CompletionRequest, GenerationJob, _choice_of, _safe_length
 from transduce.serving.jobs import TranslationJob
 from transduce.serving.messages import RequestError
@@ -398,7 +398,7 @@ REQUESTS = [
 @contextmanager
 def working() -> Iterator[Batcher]:
     batcher = Batcher(ServingSettings(max_running=9, max_waiting=9, batch_tokens=1000, gather_milliseconds=0.0))
-    workers = Workers(batcher, Metrics(), workers=1, threads=1)
+    workers = DecodingThreads(batcher, Metrics(), workers=1, threads=1)
     workers.start()
     try:
         yield batcher

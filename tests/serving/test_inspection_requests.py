@@ -12,7 +12,7 @@ import pytest
 
 from transduce.commands.serve import inspection_views
 from transduce.inference.translator import Translator
-from transduce.inspection.interventions import Comparison, Head, Intervention, heads_off, intervene
+from transduce.inspection.interventions import Head, Intervention, InterventionComparison, heads_off, intervene
 from transduce.inspection.sentence import inspect_sentence
 from transduce.inspection.sentence_view import Inspection
 from transduce.search.scorer import Observer
@@ -80,7 +80,7 @@ def test_an_intervention_is_what_the_library_gives(
 ) -> None:
     reply = study(live, "/intervene", **fields)
     assert reply.status == 200
-    found = msgspec.json.decode(reply.body, type=Comparison)
+    found = msgspec.json.decode(reply.body, type=InterventionComparison)
     assert found == intervene(translator, SENTENCE, change, search=translator.search)
     assert found.before != found.after
 
@@ -216,7 +216,7 @@ class Gated:
 
     def _intervene(
         self, translator: Translator, asked: InterveneRequest, search: SearchSettings, observer: Observer
-    ) -> Comparison:
+    ) -> InterventionComparison:
         config = translator.transformer.config
         every = [Head("memory", layer, head) for layer in range(2) for head in range(config.num_heads)]
         with heads_off(translator.transformer, every):

@@ -21,7 +21,7 @@ from transduce.errors import TransduceError
 from transduce.search.settings import SearchSettings
 from transduce.serving.libretranslate import _append_line
 from transduce.serving.messages import RequestError, UploadedFile
-from transduce.serving.service import Catalog, Service, with_alternatives
+from transduce.serving.service import ModelCatalog, Service, with_alternatives
 from transduce.serving.settings import ServingSettings
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.text.glossary import Glossary, Term
@@ -338,14 +338,14 @@ def test_documents_leave_memory_when_deleted_and_replaced_models_before(gated_mo
         model = gated_model()
         if is_refused:
             model.check = refuse
-        service = Service(Catalog([model]), ServingSettings(gather_milliseconds=0.0))
+        service = Service(ModelCatalog([model]), ServingSettings(gather_milliseconds=0.0))
         store = DocumentStore(service)
         glossary = Glossary([Term("eins", ("one",))]) if is_refused else None
         service.engine.workers.start()
         document = store.start(DocumentOrder(UploadedFile("a.txt", b"eins"), "de", "en", glossary))
         await document.finished.wait()
         assert (document.error is not None) == is_refused
-        service.use(Catalog([gated_model()]))
+        service.use(ModelCatalog([gated_model()]))
         later = store.start(DocumentOrder(UploadedFile("a.txt", b"eins"), "de", "en"))  # the worker takes the new model
         await later.finished.wait()
         old_model, kept = weakref.ref(model), weakref.ref(document)
@@ -367,7 +367,7 @@ def test_a_document_is_translated_by_one_model_although_another_is_loaded(
     monkeypatch.setattr("transduce.documents.translate._PORTION_CHARACTERS", 4)
     old, new = gated_model(is_open=False), gated_model()
     with serve(old) as live:
-        live.server._load = lambda: Catalog([new])
+        live.server._load = lambda: ModelCatalog([new])
         body, headers = form({"source": "auto", "target": "en"}, "a.txt", b"Wir haben keine Zeit\nzwei\ndrei\n")
         asked = live.in_background(lambda: live.ask("POST", "/translate_file", body, headers))
         wait_until(lambda: live.service.engine.batcher.running)

@@ -8,7 +8,7 @@ import pytest
 from transduce.serving.app import Application
 from transduce.serving.inspection_api import InspectionHandlers
 from transduce.serving.messages import TranslateRequest, operations_of
-from transduce.serving.service import Catalog, Service
+from transduce.serving.service import ModelCatalog, Service
 from transduce.serving.settings import ServingSettings
 
 
@@ -23,7 +23,7 @@ def test_the_document_is_of_version_3_1(spec: Any) -> None:
 
 
 def test_every_path_has_one_handler(gated_model: Any) -> None:
-    operations = Application(Service(Catalog([gated_model()]), ServingSettings())).operations
+    operations = Application(Service(ModelCatalog([gated_model()]), ServingSettings())).operations
     assert len({operation.path for operation, _ in operations}) == 30
     handlers: dict[str, Any] = {}
     for operation, handler in operations:

@@ -20,7 +20,7 @@ import pytest
 from transduce.errors import TransduceError
 from transduce.serving.app import Application
 from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve
-from transduce.serving.service import Catalog, Service
+from transduce.serving.service import ModelCatalog, Service
 from transduce.serving.settings import ServingSettings
 
 BODY = json.dumps({"q": "eins", "source": "de", "target": "en"})
@@ -46,7 +46,7 @@ def running(server: Server, opened: socket.socket, wait_until: Any) -> Iterator[
 def test_models_are_loaded_again_without_losing_a_request(serve: Any, gated_model: Any, wait_until: Any) -> None:
     old, new = gated_model(is_open=False), gated_model(languages=("fr", "en"))
     with serve(old, workers=2) as live:
-        live.server._load = lambda: Catalog([new], api_keys=("secret",))
+        live.server._load = lambda: ModelCatalog([new], api_keys=("secret",))
         accepted = live.in_background(lambda: live.translate("eins"))
         wait_until(lambda: live.service.engine.batcher.running)
         live.server.handle_reload()
@@ -65,14 +65,14 @@ def test_models_are_loaded_again_without_losing_a_request(serve: Any, gated_mode
 def test_models_that_cannot_be_loaded_leave_the_old_ones(
     serve: Any, gated_model: Any, wait_until: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> Catalog:
+    def fail() -> ModelCatalog:
         raise TransduceError("models/a is gone.")
 
     with serve(gated_model()) as live:
         live.server._load = fail
         live.server.handle_reload()
         wait_until(lambda: "The models were not loaded again: models/a is gone." in caplog.text)
-        live.server._load = lambda: Catalog([gated_model(), gated_model()])
+        live.server._load = lambda: ModelCatalog([gated_model(), gated_model()])
         live.server.handle_reload()
         wait_until(lambda: "de → en has two" in caplog.text)
         assert live.translate("eins").status == 200
@@ -81,15 +81,15 @@ def test_models_that_cannot_be_loaded_leave_the_old_ones(
 def test_a_server_that_shuts_down_finishes_loading_and_does_not_begin_again(gated_model: Any, wait_until: Any) -> None:
     begun, may_end, ended = threading.Semaphore(0), threading.Event(), threading.Event()
 
-    def load() -> Catalog:
+    def load() -> ModelCatalog:
         begun.release()
         assert may_end.wait(20)
         time.sleep(0.1)
         ended.set()
-        return Catalog([gated_model()])
+        return ModelCatalog([gated_model()])
 
     settings = ServingSettings(port=0, shutdown_seconds=10.0)
-    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings, load=load)
+    server = Server(Application(Service(ModelCatalog([gated_model()]), settings)), settings, load=load)
     opened = open_socket(settings.host, 0)
     with running(server, opened, wait_until):
         server.handle_reload()
@@ -105,13 +105,13 @@ def test_a_server_that_shuts_down_finishes_loading_and_does_not_begin_again(gate
 def test_a_second_interrupt_does_not_wait_for_models_that_are_being_loaded(gated_model: Any, wait_until: Any) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    def load() -> Catalog:
+    def load() -> ModelCatalog:
         begun.set()
         assert may_end.wait(20)
-        return Catalog([gated_model()])
+        return ModelCatalog([gated_model()])
 
     settings = ServingSettings(port=0, shutdown_seconds=15.0)
-    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings, load=load)
+    server = Server(Application(Service(ModelCatalog([gated_model()]), settings)), settings, load=load)
     with running(server, open_socket(settings.host, 0), wait_until):
         server.handle_reload()
         assert begun.wait(10)
@@ -192,7 +192,7 @@ def test_the_server_answers_on_a_unix_domain_socket(gated_model: Any, wait_until
     opened = open_unix_socket(path)
     assert address_of(opened) == f"unix:{path}"
     assert os.stat(path).st_mode & 0o777 == 0o660
-    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings)
+    server = Server(Application(Service(ModelCatalog([gated_model()]), settings)), settings)
     with running(server, opened, wait_until):
 
         def status(client: str) -> int:
@@ -227,7 +227,7 @@ def test_a_server_that_ends_leaves_the_socket_of_its_successor(
 ) -> None:
     path = str(tmp_path / "socket")
     old, settings = open_unix_socket(path), ServingSettings(unix_socket=path)
-    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings)
+    server = Server(Application(Service(ModelCatalog([gated_model()]), settings)), settings)
     with running(server, old, wait_until):
         os.unlink(path)  # as the successor does while this server answers its last requests
         successor = open_unix_socket(path)
@@ -262,7 +262,7 @@ def test_the_server_answers_over_https(gated_model: Any, wait_until: Any, certif
     opened = open_socket(settings.host, 0)
     port = opened.getsockname()[1]
     assert address_of(opened, has_tls=True) == f"https://127.0.0.1:{port}"
-    server = Server(Application(Service(Catalog([gated_model()]), settings)), settings)
+    server = Server(Application(Service(ModelCatalog([gated_model()]), settings)), settings)
     with running(server, opened, wait_until):
         context = ssl.create_default_context(cafile=certificate[0])
         with closing(http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)) as connection:
@@ -287,8 +287,8 @@ def test_a_certificate_without_its_key_leaves_the_old_one(
     opened = open_socket(settings.host, 0)
     port = opened.getsockname()[1]
     old_model, new_model = gated_model(), gated_model(languages=("fr", "en"))
-    service = Service(Catalog([old_model]), settings)
-    server = Server(Application(service), settings, load=lambda: Catalog([new_model]))
+    service = Service(ModelCatalog([old_model]), settings)
+    server = Server(Application(service), settings, load=lambda: ModelCatalog([new_model]))
 
     def answers_with(certificate_file: str, name: str | None) -> bool:
         context = ssl.create_default_context(cafile=certificate_file)
@@ -317,7 +317,7 @@ def test_a_file_that_is_no_certificate_is_refused(gated_model: Any, tmp_path: Pa
     (tmp_path / "a").write_text("text")
     settings = ServingSettings(tls_certificate=str(tmp_path / "a"), tls_key=str(tmp_path / "a"))
     with pytest.raises(TransduceError, match="must be a certificate and its key in PEM"):
-        Server(Application(Service(Catalog([gated_model()]), settings)), settings)
+        Server(Application(Service(ModelCatalog([gated_model()]), settings)), settings)
     with pytest.raises(TransduceError, match="set both, or neither"):
         ServingSettings(tls_key="a")
 

@@ -11,7 +11,7 @@ import pytest
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
 from transduce.serving import batching
-from transduce.serving.batching import Batcher, Workers
+from transduce.serving.batching import Batcher, DecodingThreads
 from transduce.serving.jobs import FunctionJob, Job, TranslationJob
 from transduce.serving.messages import RequestError
 from transduce.serving.metrics import Metrics
@@ -42,9 +42,9 @@ def make(**settings: Any) -> Batcher:
 
 
 @contextmanager
-def working(batcher: Batcher) -> Iterator[Workers]:
+def working(batcher: Batcher) -> Iterator[DecodingThreads]:
     """Decode the requests of a batcher with one worker, and one for requests that overtake."""
-    workers = Workers(batcher, Metrics(), workers=1, threads=1)
+    workers = DecodingThreads(batcher, Metrics(), workers=1, threads=1)
     workers.start()
     try:
         yield workers

@@ -13,7 +13,7 @@ from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
 from transduce.search.scorer import Observer
 from transduce.search.settings import SearchSettings
-from transduce.serving.batching import Batcher, Workers
+from transduce.serving.batching import Batcher, DecodingThreads
 from transduce.serving.jobs import TranslationJob
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedModel
@@ -100,7 +100,7 @@ def test_computing_workers_share_the_threads(threads_stay: None, threads: list[i
     batches = len(threads)
     model = Meeting(batches)
     batcher = Batcher(ServingSettings(max_running=4, max_waiting=4, batch_tokens=1, gather_milliseconds=0.0))
-    workers = Workers(batcher, Metrics(), workers=3, threads=4)
+    workers = DecodingThreads(batcher, Metrics(), workers=3, threads=4)
     workers.start()
     jobs = [TranslationJob(model, ["a"], model.search, seconds=60.0) for _ in range(batches)]
     batcher.submit(*jobs)

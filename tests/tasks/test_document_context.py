@@ -36,7 +36,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.alignment import _tokenize, word_maps, word_pair
 from transduce.model.attention import AttentionTrace
 from transduce.model_folder.read import read_any_model_folder
-from transduce.search.beam import Coverage
+from transduce.search.beam import AttentionCoverage
 from transduce.search.rules import GenerateSettings
 from transduce.search.scorer import Hypothesis, Scorer, Search, run_search
 from transduce.search.settings import SamplingSettings, SearchSettings
@@ -44,7 +44,7 @@ from transduce.serving.batching import Batcher
 from transduce.serving.jobs import JobSentence, TranslationJob
 from transduce.serving.messages import UploadedFile
 from transduce.serving.models import ServedModel
-from transduce.serving.service import Catalog, Service
+from transduce.serving.service import ModelCatalog, Service
 from transduce.serving.settings import ServingSettings
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 from transduce.tasks.synthetic_data import TranslatedFile, translate_files
@@ -252,7 +252,7 @@ def test_an_uploaded_document_is_translated_like_a_file(trained: Path, source: s
 
     async def upload() -> str:
         model = ServedModel(translator, languages=("en", "de"))
-        service = Service(Catalog([model]), ServingSettings(max_texts=2, gather_milliseconds=0.0))
+        service = Service(ModelCatalog([model]), ServingSettings(max_texts=2, gather_milliseconds=0.0))
         service.engine.workers.start()
         found = DocumentStore(service).start(DocumentOrder(UploadedFile("a.md", content.encode()), source, "de"))
         await found.finished.wait()
@@ -406,7 +406,7 @@ def test_context_needs_no_coverage() -> None:
         def attention(self) -> torch.Tensor:
             return torch.full((2, 1, 3), 0.5)
 
-    coverage = Coverage(Fixed(), 1.0, [(1, 1), (0, 0)])
+    coverage = AttentionCoverage(Fixed(), 1.0, [(1, 1), (0, 0)])
     coverage.add_step()
     coverage.add_step()
     assert coverage.penalty(0, 0) == pytest.approx(2 * np.log(0.5), abs=1e-5)  # one token, one step

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transduce.model import backend
 from transduce.model.backend import add_to
 from transduce.training.loss import projected_cross_entropy
-from transduce.training.optimizer import collect_gradients, discard_gradients, vector_norm
+from transduce.training.optimizer import clear_gradients, collect_gradients, vector_norm
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (40,), (3, 2, 4), (0, 4), ()])
@@ -70,7 +70,7 @@ def test_discarding_gradients_removes_all_of_an_interrupted_pass(dtype: torch.dt
     with pytest.raises(InterruptedError):
         loss(parameters, 1.0).backward()
     cut.remove()
-    discard_gradients(parameters, vector)
+    clear_gradients(parameters, vector)
     loss(parameters, 3.0).backward()
     assert vector.tolist() == [3.0] * 2 + [6.0] * 4 + [0.0] * 3
 

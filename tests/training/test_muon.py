@@ -13,7 +13,7 @@ from transduce.model.build import build_model
 from transduce.model.config import ModelConfig
 from transduce.model.initialization import layer_matrices
 from transduce.training.distributed import Processes
-from transduce.training.muon import Muon, Weight, orthogonalize
+from transduce.training.muon import MatrixShapes, Muon, orthogonalize
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
@@ -44,7 +44,7 @@ def fill_gradients(model: nn.Module, seed: int = 5) -> None:
 
 def take_step(model: nn.Module, optimizer: FlatOptimizer, seed: int = 5, weight_decay: float = 0.0) -> None:
     fill_gradients(model, seed)
-    optimizer.collect_gradient()
+    optimizer.finish_batch()
     optimizer.step(tokens=10, rate=RATE, weight_decay=weight_decay)
 
 
@@ -140,7 +140,7 @@ class OneOfTwo(Processes):
 
 
 def test_two_processes_share_the_matrices_and_get_equal_updates(make_settings: Make) -> None:
-    weights = {name: Weight(torch.Size((6, 8)), (6,)) for name in "abcd"}
+    weights = {name: MatrixShapes(torch.Size((6, 8)), (6,)) for name in "abcd"}
     settings = make_settings(optimizer="muon")
     gradient = torch.randn(4 * 48, generator=torch.Generator().manual_seed(1))
 

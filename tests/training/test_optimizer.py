@@ -39,7 +39,7 @@ def loss_of(model: Transformer, source: Tensor, target: Tensor) -> Loss:
 def add_gradient(model: Transformer, optimizer: FlatOptimizer, source: Tensor, target: Tensor) -> int:
     loss = loss_of(model, source, target)
     loss.total.backward()
-    optimizer.collect_gradient()
+    optimizer.finish_batch()
     return loss.tokens
 
 
@@ -174,7 +174,7 @@ def test_float32_masters_accumulate_updates_too_small_for_bfloat16(make_settings
     assert model.weight.dtype == torch.bfloat16
     for _ in range(20):
         (model.weight * 1.0).sum().backward()
-        optimizer.collect_gradient()
+        optimizer.finish_batch()
         optimizer.step(tokens=1, rate=0.001)
     assert optimizer.state()["weights"]["weight"].item() == pytest.approx(0.98, abs=1e-4)
     assert model.weight.item() == 0.98046875  # the nearest number that bfloat16 has
@@ -185,7 +185,7 @@ def test_gradients_of_bfloat16_micro_batches_are_added_in_float32(make_settings:
     optimizer = FlatOptimizer(model, make_settings(), torch.bfloat16)
     for part in (256.0, 1.0, 1.0):  # in bfloat16, 256 + 1 is 256
         (model.weight * part).sum().backward()
-        optimizer.collect_gradient()
+        optimizer.finish_batch()
     assert optimizer.step(tokens=1, rate=0.1) == 258.0
 
 

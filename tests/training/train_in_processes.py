@@ -79,7 +79,7 @@ def train(
             optimizer.begin_batch(last=number == MICRO_BATCHES - 1)
             loss = loss_of(pairs)
             loss.total.backward()
-            optimizer.collect_gradient()
+            optimizer.finish_batch()
             total, tokens = total + float(loss.total.detach()), tokens + loss.tokens
         if kind != "alone":
             total, count = processes.sum([total, tokens])

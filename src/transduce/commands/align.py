@@ -16,7 +16,7 @@ from transduce.text.files import read_lines
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
-    from transduce.inspection.alignment import Links, WordPair
+    from transduce.inspection.alignment import Links, SplitSentencePair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def format_links(links: "Links") -> str:
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
-def _read_pairs(options: argparse.Namespace) -> "Iterator[WordPair]":
+def _read_pairs(options: argparse.Namespace) -> "Iterator[SplitSentencePair]":
     from transduce.inspection.alignment import word_pair
 
     files = [options.source, options.target, options.source_words, options.target_words]

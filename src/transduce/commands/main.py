@@ -130,7 +130,7 @@ class ListingFormatter(HelpFormatter):
         return "\n".join(indent + line for line in text.split("\n"))
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """An argument parser that reports errors in one sentence and suggests the nearest option for a mistyped one."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -198,7 +198,7 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
-def build_parser(verb: str | None) -> Parser:
+def build_parser(verb: str | None) -> CommandParser:
     """Return the argument parser of one subcommand.
 
     Args:
@@ -208,7 +208,7 @@ def build_parser(verb: str | None) -> Parser:
         listing = "\n".join(f"  {name:17} {localized(purpose)}" for name, purpose in VERBS.items())
         about = localized("Train a sequence-to-sequence Transformer and use it.")
         explained = localized("`transduce COMMAND --help` explains a command.")
-        parser = Parser(
+        parser = CommandParser(
             prog="transduce",
             usage=localized("transduce COMMAND [options]"),
             description=f"{about}\n\n{listing}\n\n{explained}",
@@ -217,7 +217,7 @@ def build_parser(verb: str | None) -> Parser:
         parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
         add_ui_language(parser)
         return parser
-    parser = Parser(
+    parser = CommandParser(
         prog=f"transduce {verb}", description=_sentence(VERBS[verb]), allow_abbrev=False, formatter_class=HelpFormatter
     )
     add_arguments, _ = _functions_of(verb)

@@ -31,14 +31,14 @@ from transduce.ui_language_choice import set_ui_language
 if TYPE_CHECKING:
     from transduce.inference.translator import Translator
     from transduce.inspection.attribution import Method
-    from transduce.inspection.interventions import Comparison
+    from transduce.inspection.interventions import InterventionComparison
     from transduce.inspection.sentence_view import Inspection
     from transduce.search.scorer import Observer
     from transduce.search.settings import SearchSettings
     from transduce.serving.inspection_api import InspectionViews
     from transduce.serving.messages import InspectRequest, InterveneRequest, PageSettings
     from transduce.serving.models import ServedGenerator, ServedModel
-    from transduce.serving.service import Catalog
+    from transduce.serving.service import ModelCatalog
 
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client", "python_multipart")
 # With more workers each would get too few sentences.
@@ -144,7 +144,7 @@ def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
     from transduce.serving.app import Application
     from transduce.serving.libretranslate import check_suggestions_file
     from transduce.serving.server import Server, address_of, open_socket, open_unix_socket, serve, signal_handlers
-    from transduce.serving.service import Catalog, Service
+    from transduce.serving.service import ModelCatalog, Service
 
     settings = serving_settings(options)
     if settings.suggestions is not None:
@@ -176,7 +176,7 @@ def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
             if early_reloads:
                 server.handle_reload()
 
-        def load_again() -> Catalog:
+        def load_again() -> ModelCatalog:
             return make_catalog(*load_models(options), serving_settings(options))
 
         server = Server(Application(service, inspection_views()), settings, announce, load_again)
@@ -272,18 +272,18 @@ def _samples(folder: Path) -> tuple[str, ...]:
 
 def make_catalog(
     models: "Sequence[ServedModel]", generators: "Sequence[ServedGenerator]", settings: ServingSettings
-) -> "Catalog":
-    """Return a `Catalog` of what a running server can replace when it reloads: models, profiles and API keys.
+) -> "ModelCatalog":
+    """Return a `ModelCatalog` of what a running server can replace when it reloads: models, profiles and API keys.
 
     Args:
         models: the translators, whose profiles for the detection of languages are merged.
         generators: the language models.
         settings: the server's settings, which have the keys.
     """
-    from transduce.serving.service import Catalog
+    from transduce.serving.service import ModelCatalog
 
     profiles = merge_profiles([model.profiles for model in models if model.profiles is not None])
-    return Catalog(models, generators, profiles, settings.api_keys)
+    return ModelCatalog(models, generators, profiles, settings.api_keys)
 
 
 def _translators(
@@ -367,12 +367,12 @@ def inspection_views() -> "InspectionViews":
 
     The server gets these as an `InspectionViews`, so that the package `serving` does not import `inspection`.
     """
-    from transduce.inspection.interventions import Comparison
+    from transduce.inspection.interventions import InterventionComparison
     from transduce.inspection.sentence_view import Inspection
     from transduce.serving.inspection_api import InspectionViews
 
     return InspectionViews(
-        page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=Comparison
+        page=_page, inspect=_inspect, inspection=Inspection, intervene=_intervene, comparison=InterventionComparison
     )
 
 
@@ -391,7 +391,7 @@ def _inspect(
 
 def _intervene(
     translator: "Translator", asked: "InterveneRequest", search: "SearchSettings", observer: "Observer"
-) -> "Comparison":
+) -> "InterventionComparison":
     from transduce.inspection.interventions import Head, Intervention, intervene
 
     change = Intervention(

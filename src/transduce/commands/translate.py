@@ -321,7 +321,7 @@ def _report_missing_terms(
 def _translate_portions(
     options: argparse.Namespace, folders: list[str], job: "LineOptions", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    from transduce.inference.bulk_files import Workers, WorkerSettings, translate_portions
+    from transduce.inference.bulk_files import WorkerProcesses, WorkerSettings, translate_portions
     from transduce.machine import detect_machine
     from transduce.model_folder.load import choose_direction, warn_untrained_direction
     from transduce.model_folder.read import read_directions
@@ -335,7 +335,7 @@ def _translate_portions(
     loading = translator_arguments(options, folders[0])
     loading["threads"] = max(1, detect_machine(options.device, loading["threads"]).threads // options.workers)
     worker_settings = WorkerSettings(folders=folders, job=job, loading=loading, plugins=tuple(options.plugin))
-    with Workers(worker_settings, options.workers) as workers:
+    with WorkerProcesses(worker_settings, options.workers) as workers:
         yield from workers.translate(portions)
 
 

@@ -261,14 +261,14 @@ class Corpus(Protocol):
         """
 
 
-class Block(NamedTuple):
+class PlannedBlock(NamedTuple):
     """A block of a corpus's pairs, read and planned for one epoch, from which batches are cut.
 
     It has the pairs' indices in the corpus, their ids and weights. `order` is their order by length, `starts` are the
     positions in this order at which batches begin, and `batch_order` is the random order of the batches.
     """
 
-    numbers: Indices  # the pairs' indices in the corpus, in the order read
+    indices: Indices  # of the pairs in the corpus, in the order read
     source: EncodedSentences
     target: EncodedSentences
     weights: NDArray[np.float32] | None
@@ -375,7 +375,7 @@ class BatchPlan:
         self._limits = (batch_tokens, 2 * batch_tokens)
         self._blocks = Blocks(corpus.pairs, seed)
         self._batches = np.array([self._count_batches(block) for block in range(self._blocks.count)])
-        self._planned: tuple[tuple[int, int], Block] | None = None
+        self._planned: tuple[tuple[int, int], PlannedBlock] | None = None
 
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
@@ -395,7 +395,7 @@ class BatchPlan:
         number = int(block_order[block_position])
         return self._batch_of(self._block(epoch, number), position - (stops[block_position] - self._batches[number]))
 
-    def _batch_of(self, block: Block, position: int) -> Batch:
+    def _batch_of(self, block: PlannedBlock, position: int) -> Batch:
         """Return this process's pairs of a block's batch at a position, from 0, in the order in which batches are read.
 
         A process without any gets one pair as a stand-in.
@@ -406,47 +406,51 @@ class BatchPlan:
             source, source_tokens = block.source.padded(rows, self._corpus.source_pad_id)
             target, target_tokens = block.target.padded(rows, self._corpus.target_pad_id)
             weights = None if block.weights is None else block.weights[rows]
-            return Batch(source, target, block.numbers[rows], source_tokens, target_tokens, weights=weights)
+            return Batch(source, target, block.indices[rows], source_tokens, target_tokens, weights=weights)
 
         all_rows = block.order[block.starts[number] : block.starts[number + 1]]
         return own_part(all_rows, self._rank_and_count, batch_of)
 
-    def _block(self, epoch: int, number: int) -> Block:
+    def _block(self, epoch: int, number: int) -> PlannedBlock:
         if self._planned is None or self._planned[0] != (epoch, number):
             self._planned = (epoch, number), self._plan(epoch, number)
         return self._planned[1]
 
-    def _plan(self, epoch: int, number: int) -> Block:
+    def _plan(self, epoch: int, number: int) -> PlannedBlock:
         return self._plan_ranges(
             self._blocks.ranges(number),
             (RandomPurpose.PAIR_TIES, epoch, number),
             (RandomPurpose.BATCH_ORDER, epoch, number),
         )
 
-    def _plan_ranges(self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]) -> Block:
-        """Return a `Block`: the pairs of several ranges (start, stop), sorted by length and cut into batches.
+    def _plan_ranges(
+        self, ranges: Sequence[PairRange], ties_key: tuple[int, ...], order_key: tuple[int, ...]
+    ) -> PlannedBlock:
+        """Return a `PlannedBlock`: the pairs of several ranges (start, stop), sorted by length and cut into batches.
 
         The keys seed the random orders of equally long pairs and of batches.
         """
         source, target = self._corpus.read_ranges(ranges)
-        numbers = np.concatenate([np.arange(*each) for each in ranges])
-        order = self._order(source.lengths, target.lengths, numbers, ties_key)
+        indices = np.concatenate([np.arange(*each) for each in ranges])
+        order = self._order(source.lengths, target.lengths, indices, ties_key)
         starts = find_batch_starts(source.lengths[order], target.lengths[order], *self._limits)
         batch_order = permutation(len(starts) - 1, self._seed, *order_key)
-        return Block(numbers, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order)
+        return PlannedBlock(
+            indices, source, target, self._corpus.read_range_weights(ranges), order, starts, batch_order
+        )
 
     def _order(
         self,
         source_lengths: Lengths,
         target_lengths: Lengths,
-        numbers: Indices,
+        indices: Indices,
         ties_key: tuple[int, ...],
     ) -> Indices:
         """Return the pairs' order by length, from which batches are cut: indices into the arrays of lengths.
 
-        `numbers` are the pairs' indices in the corpus; `ties_key` seeds the random order of equally long pairs.
+        `indices` are those of the pairs in the corpus; `ties_key` seeds the random order of equally long pairs.
         """
-        return length_order(source_lengths, target_lengths, permutation(len(numbers), self._seed, *ties_key))
+        return length_order(source_lengths, target_lengths, permutation(len(indices), self._seed, *ties_key))
 
     def _count_batches(self, number: int) -> int:
         source, target = in_length_order(*self._corpus.read_range_lengths(self._blocks.ranges(number)))

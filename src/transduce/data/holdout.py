@@ -38,7 +38,7 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise TransduceError(f"`hold_out.max_pairs` must be at least 1, but is {self.max_pairs}.")
 
 
-class Candidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class HoldOutCandidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A source sentence that may be held out for the dev set, with the first pair of the corpus that has this source.
 
     `key` is the hash of the source's letters and digits (`source_keys`), by which sources are chosen.
@@ -72,7 +72,7 @@ class HoldOut:
     def __init__(self, settings: HoldOutSettings) -> None:
         self._most = settings.max_pairs
         self._lowest: list[int] = []  # a heap of negated keys; its first is the highest key held
-        self._held: dict[int, Candidate] = {}
+        self._held: dict[int, HoldOutCandidate] = {}
 
     def offer(self, block: PairBlock, rows: Sequence[int], keys: Keys, kept: NDArray[np.bool_]) -> None:
         """Consider the pairs of a block of lines as candidates for the dev set.
@@ -91,7 +91,7 @@ class HoldOut:
                 continue
             if key not in self._held:
                 self._add(
-                    Candidate(
+                    HoldOutCandidate(
                         key=key,
                         source=block.sources[row],
                         target=block.targets[row],
@@ -102,7 +102,7 @@ class HoldOut:
                 )
             self._held[key].failed += not kept[index]
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[HoldOutCandidate]:
         """Return a list of the dev-set candidates so far, the sources with the lowest hash keys, sorted by key."""
         return [self._held[key] for key in sorted(self._held)]
 
@@ -113,20 +113,20 @@ class HoldOut:
         """
         return -self._lowest[0] if len(self._lowest) == self._most else _KEYS - 1
 
-    def _add(self, candidate: Candidate) -> None:
+    def _add(self, candidate: HoldOutCandidate) -> None:
         heapq.heappush(self._lowest, -candidate.key)
         self._held[candidate.key] = candidate
         if len(self._lowest) > self._most:
             del self._held[-heapq.heappop(self._lowest)]
 
 
-def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
+def join_candidates(parts: Iterable[Iterable[HoldOutCandidate]]) -> list[HoldOutCandidate]:
     """Merge the dev-set candidates of all parts of a corpus; return a list sorted by hash key.
 
-    Each source text has one candidate, with the text's first pair in the corpus. `Candidate.failed` is summed over the
-    parts.
+    Each source text has one candidate, with the text's first pair in the corpus. `HoldOutCandidate.failed` is summed
+    over the parts.
     """
-    joined: dict[int, Candidate] = {}
+    joined: dict[int, HoldOutCandidate] = {}
     for candidate in (candidate for part in parts for candidate in part):
         other = joined.get(candidate.key)
         if other is None:
@@ -138,8 +138,8 @@ def join_candidates(parts: Iterable[Iterable[Candidate]]) -> list[Candidate]:
 
 
 def choose_held_out(
-    candidates: list[Candidate], settings: HoldOutSettings, keys: Keys, offered: int
-) -> list[Candidate]:
+    candidates: list[HoldOutCandidate], settings: HoldOutSettings, keys: Keys, offered: int
+) -> list[HoldOutCandidate]:
     """Return a list of the candidates (sources) to hold out for the dev set, chosen in the order of their hash keys.
 
     At most a fifth of the distinct sources is held out. Other pairs with a held-out source are dropped from training,
@@ -168,7 +168,9 @@ def choose_held_out(
     return held if is_held_out(keys, longer).all() else longer
 
 
-def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_further: float) -> list[Candidate]:
+def _affordable(
+    candidates: Sequence[HoldOutCandidate], keys: Keys, count: int, most_further: float
+) -> list[HoldOutCandidate]:
     """Return a list of the first candidates that can be held out without dropping many other pairs, at most `count`.
 
     A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If each
@@ -179,7 +181,7 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
         return []
     is_held, counts = np.unique(keys[keys <= candidates[-1].key], return_counts=True)
     pairs = dict(zip(is_held.tolist(), counts.tolist(), strict=True))
-    held: list[Candidate] = []
+    held: list[HoldOutCandidate] = []
     for candidate in candidates:
         further = pairs.get(candidate.key, 0) + candidate.failed - 1
         if len(held) < count and further <= most_further:
@@ -188,7 +190,7 @@ def _affordable(candidates: Sequence[Candidate], keys: Keys, count: int, most_fu
     return held or [min(candidates, key=lambda each: pairs.get(each.key, 0) + each.failed)]
 
 
-def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
+def _count_sources(candidates: Sequence[HoldOutCandidate], count: int) -> float:
     """Return the number of distinct sources in the corpus: exact if fewer than `count` candidates were kept.
 
     Otherwise the number is estimated from how dense the lowest hash keys are.
@@ -198,7 +200,7 @@ def _count_sources(candidates: Sequence[Candidate], count: int) -> float:
     return len(candidates) * _KEYS / (candidates[-1].key + 1)
 
 
-def is_held_out(keys: Keys, held: Sequence[Candidate]) -> NDArray[np.bool_]:
+def is_held_out(keys: Keys, held: Sequence[HoldOutCandidate]) -> NDArray[np.bool_]:
     """Return a boolean mask, (keys,), that is True at hash keys of held-out candidates.
 
     `held` must be sorted by key.

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from transduce.atomic_io import write_file, write_json
-from transduce.data.holdout import Candidate, choose_held_out, is_held_out, join_candidates, source_keys
+from transduce.data.holdout import HoldOutCandidate, choose_held_out, is_held_out, join_candidates, source_keys
 from transduce.data.id_files import EncodedSentences
 from transduce.data.parts import (
     CORPUS_CARD_NAME,
@@ -145,7 +145,7 @@ class _Merging:
         self._segments = list(_in_order(parts))
         self._report = _sum_reports(parts)
         self._stays = np.ones(sum(part.kept for part in parts), bool)
-        self._held: list[Candidate] = []
+        self._held: list[HoldOutCandidate] = []
 
     def write(self, tokenizer: Tokenizer, folder: Path, report_progress: Callable[[int], None] | None) -> CorpusCard:
         """Drop duplicates, hold out dev pairs, write both the corpus and the dev pairs, and return the corpus's card.
@@ -208,7 +208,7 @@ class _Merging:
             columns["documents"] = continues
         return columns
 
-    def _held_out_of(self, file: int) -> list[Candidate]:
+    def _held_out_of(self, file: int) -> list[HoldOutCandidate]:
         """Return a list of the held-out pairs that come from the file with this index in the corpus."""
         return [held for held in self._held if self._segments[held.block].block.file == file]
 

@@ -20,11 +20,11 @@ from transduce.data.batches import (
     BLOCK_PAIRS,
     Batch,
     BatchPlan,
-    Block,
     Corpus,
     Indices,
     Lengths,
     PairRange,
+    PlannedBlock,
     RandomPurpose,
     find_batch_starts,
     in_length_order,
@@ -260,7 +260,7 @@ class MixedPlan(BatchPlan):
         return self._batch_of(self._block(0, index), number - self._windows[index].first)
 
     @override
-    def _plan(self, epoch: int, number: int) -> Block:
+    def _plan(self, epoch: int, number: int) -> PlannedBlock:
         ranges = self._window_ranges(self._windows[number])
         return self._plan_ranges(ranges, (RandomPurpose.MIXED_TIES, number), (RandomPurpose.MIXED_BATCH_ORDER, number))
 
@@ -306,21 +306,21 @@ class MixedPlan(BatchPlan):
 
     @override
     def _order(
-        self, source_lengths: Lengths, target_lengths: Lengths, numbers: Indices, ties_key: tuple[int, ...]
+        self, source_lengths: Lengths, target_lengths: Lengths, indices: Indices, ties_key: tuple[int, ...]
     ) -> Indices:
-        order = super()._order(source_lengths, target_lengths, numbers, ties_key)
-        if not self._spreads(numbers):
+        order = super()._order(source_lengths, target_lengths, indices, ties_key)
+        if not self._spreads(indices):
             return order
         return spread_copies(
-            order, numbers, find_batch_starts(source_lengths[order], target_lengths[order], *self._limits)
+            order, indices, find_batch_starts(source_lengths[order], target_lengths[order], *self._limits)
         )
 
-    def _spreads(self, numbers: Indices) -> bool:
+    def _spreads(self, indices: Indices) -> bool:
         """Return whether copies of a pair must be spread over batches.
 
-        This holds if spreading is on and `numbers`, the pairs' indices in the corpus, has repetitions.
+        This holds if spreading is on and `indices`, the pairs' indices in the corpus, has repetitions.
         """
-        return self._spread_copies and len(np.unique(numbers)) < len(numbers)
+        return self._spread_copies and len(np.unique(indices)) < len(indices)
 
     def _window_ranges(self, window: _Window) -> list[PairRange]:
         """Return the pairs of a window, corpus after corpus, as a list of ranges (start, stop) of consecutive pairs."""

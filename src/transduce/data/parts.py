@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from transduce.atomic_io import write_file
-from transduce.data.holdout import Candidate, HoldOut, HoldOutSettings, source_keys
+from transduce.data.holdout import HoldOut, HoldOutCandidate, HoldOutSettings, source_keys
 from transduce.data.id_files import (
     EncodedSentences,
     HashedFile,
@@ -362,7 +362,7 @@ class PartCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The number of kept pairs whose sides are the same text."""
     carriage_returns: int
     byte_order_marks: int
-    candidates: list[Candidate]
+    candidates: list[HoldOutCandidate]
     source: SideCard
     target: SideCard
     columns: dict[Column, ColumnCard]
@@ -448,7 +448,7 @@ class _Preparation:
         documents: list[Column] = ["documents"] if self._request.files.has_documents else []
         return rows + keys + digests + weights + documents
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[HoldOutCandidate]:
         """Return a list of the part's pairs that may be held out as dev set; empty if none shall be held out."""
         return self._hold_out.candidates() if self._hold_out is not None else []
 

@@ -144,7 +144,7 @@ class _Words:
         return spans
 
 
-class WordPair(NamedTuple):
+class LinkedWords(NamedTuple):
     """Two words of a sentence pair that translate each other: a range (start, stop) of token positions on each side."""
 
     source: tuple[int, int]
@@ -160,7 +160,7 @@ class WordAligner:
         self._lexicon = learn_lexicon(corpus, (source.size, target.size))
         self.words = _Words(source, tokens), _Words(target, tokens)
 
-    def pairs(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[WordPair]:
+    def pairs(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> list[LinkedWords]:
         """Return a list of the word pairs in which each word is the best translation of the other, in source order.
 
         Words without a clear translation are left out.
@@ -182,7 +182,7 @@ class WordAligner:
                 scores[i, j] = total / max(stop - start, end - begin)
         best_target, best_source = scores.argmax(axis=1), scores.argmax(axis=0)
         return [
-            WordPair(sources[i], targets[j])
+            LinkedWords(sources[i], targets[j])
             for i, j in enumerate(best_target.tolist())
             if best_source[j] == i and scores[i, j] >= _MIN_SCORE
         ]
@@ -315,7 +315,7 @@ class PlaceholderMasker:
         return np.concatenate([*parts, rest])
 
 
-def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
+def _edits_of(pair: LinkedWords, operation: str, numbers: list[int]) -> list[tuple[_Edit, _Edit]]:
     """Return a list of edits, each a pair for source and target, that put placeholders at an aligned word pair.
 
     Args:
@@ -324,7 +324,7 @@ def _edits_of(pair: WordPair, operation: str, numbers: list[int]) -> list[tuple[
         numbers: the numbers of available placeholders, which are taken from the end.
     """
     (start, stop), (begin, end) = pair
-    before, after = WordPair((start, start), (begin, begin)), WordPair((stop, stop), (end, end))
+    before, after = LinkedWords((start, start), (begin, begin)), LinkedWords((stop, stop), (end, end))
     ranges = {"replace": [pair], "before": [before], "after": [after], "around": [before, after]}[operation]
     edits = []
     for source, target in ranges:

@@ -141,7 +141,7 @@ _WEEKEND_AND_HOLIDAYS = 5
 _SUNDAY, _CLOCK_CHANGES = 6, 2  # the day on which clocks change, and how often a year
 
 
-class Table(NamedTuple):
+class SeriesTable(NamedTuple):
     """The time series that were read from a file, one for each column, with their names."""
 
     columns: tuple[str, ...]
@@ -152,8 +152,8 @@ class Table(NamedTuple):
     """A warning that a column of dates or times is not in order or has unequal steps; None: there is none."""
 
 
-def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
-    """Read a table of time series, plain or gzip, and return it as a `Table`: names, values and a warning about times.
+def read_table(path: str | Path, columns: Sequence[str] = ()) -> SeriesTable:
+    """Read time series from a file, plain or gzip, and return a `SeriesTable`: names, values and a warning about times.
 
     The file has one line for each point in time after a header line. Cells are separated by tabs in .tsv files, else by
     the comma, semicolon or tab of the header.
@@ -180,7 +180,7 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> Table:
     others = (column for column in range(len(names)) if column not in chosen)
     warnings = (_time_warning(path, names[column], [(line, row[column]) for line, row in read]) for column in others)
     warning = next((each for each in warnings if each), None)
-    return Table(tuple(names[column] for column in chosen), np.array(values), warning)
+    return SeriesTable(tuple(names[column] for column in chosen), np.array(values), warning)
 
 
 def _time_warning(path: str | Path, name: str, cells: Sequence[tuple[int, str]]) -> str | None:

@@ -62,7 +62,7 @@ _Marks = Mapping[int, Sequence[Span]]
 _Copies = Mapping[int, Sequence[tuple[Span, Span]]]
 
 
-class Plan(NamedTuple):
+class MarkupPlan(NamedTuple):
     """An HTML, XML or plain-text document prepared for translation: its texts, and the function that writes it."""
 
     sentences: list[str]
@@ -110,8 +110,8 @@ def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSett
 _LINE_ENDS = re.compile(r"(\r?\n)")
 
 
-def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
-    """Prepare a plain text for translation as a `Plan`: each line that is not blank is translated by itself.
+def plan_text(text: str, *, joins_lines: bool = False) -> MarkupPlan:
+    """Prepare a plain text for translation as a `MarkupPlan`: each line that is not blank is translated by itself.
 
     Args:
         text: the text.
@@ -129,11 +129,11 @@ def plan_text(text: str, *, joins_lines: bool = False) -> Plan:
             translated[index] = translation
         return "".join(translated)
 
-    return Plan([parts[index] for index in line_indices], write)
+    return MarkupPlan([parts[index] for index in line_indices], write)
 
 
-def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> Plan:
-    """Prepare an HTML or XML document for translation as a `Plan`: divide it into texts, with their inline tags aside.
+def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced: bool) -> MarkupPlan:
+    """Prepare an HTML or XML document for translation as a `MarkupPlan`: divide it into texts, with inline tags aside.
 
     Args:
         document: the document, which may be malformed.
@@ -146,8 +146,8 @@ def markup_plan(document: str, settings: MarkupSettings | None = None, *, spaced
     return _Planner(document, settings or MarkupSettings(), spaced=spaced).plan()
 
 
-def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> Plan:
-    """Join the plans of several documents, such as parts of a file, into one `Plan`, to translate all together.
+def join_plans(plans: Sequence[MarkupPlan], write: Callable[[Sequence[str]], str]) -> MarkupPlan:
+    """Join the plans of several documents, such as parts of a file, into one `MarkupPlan`, to translate all together.
 
     Args:
         plans: for each document, what to translate in it and how to assemble it.
@@ -167,7 +167,7 @@ def join_plans(plans: Sequence[Plan], write: Callable[[Sequence[str]], str]) -> 
             ]
         )
 
-    return Plan(
+    return MarkupPlan(
         [sentence for each in plans for sentence in each.sentences],
         write_all,
         {start + n: spans for start, each in zip(starts, plans, strict=False) for n, spans in each.marks.items()},
@@ -195,13 +195,13 @@ class _Planner:
         self.tokens = [self._with_texts(token) for token in read_tokens(document, settings)]
         self.escape = _Escape(self.tokens, settings)
 
-    def plan(self) -> Plan:
-        """Return a `Plan` of the document: its texts to translate, their tags' spans, and the assembling function."""
+    def plan(self) -> MarkupPlan:
+        """Return a `MarkupPlan` of the document: its texts, their tags' spans, and the assembling function."""
         parts: list[_MarkupPart] = []
         for block in _blocks(self.tokens, self.settings):
             parts += self._parts(_with_whole_messages(block))
         protected = ((n, [Span(node.start, node.end) for node in block.protected]) for n, block in self.blocks.items())
-        return Plan(
+        return MarkupPlan(
             self.sentences,
             lambda translations, marks, copies: _Assembly(self, translations, marks, copies).document(parts),
             {number: spans for number, block in self.blocks.items() if (spans := block.located())},
@@ -641,7 +641,7 @@ An example is `Translator.locate`.
 """
 
 
-def assemble_plans(plans: Sequence[Plan], translations: Sequence[Translation], locate: Locate) -> list[str]:
+def assemble_plans(plans: Sequence[MarkupPlan], translations: Sequence[Translation], locate: Locate) -> list[str]:
     """Return a list of translated documents, each assembled from the translations of its texts.
 
     Args:

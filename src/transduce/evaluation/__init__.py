@@ -1,6 +1,6 @@
 """Score translations with reproducible signatures, and test whether the difference of two systems is significant."""
 
-from transduce.evaluation.scores import Score, ScoreReport, score, tokenizer_for
+from transduce.evaluation.scores import MetricScore, ScoreReport, score, tokenizer_for
 from transduce.evaluation.significance import Comparison, MetricComparison, compare
 
-__all__ = ["Comparison", "MetricComparison", "Score", "ScoreReport", "compare", "score", "tokenizer_for"]
+__all__ = ["Comparison", "MetricComparison", "MetricScore", "ScoreReport", "compare", "score", "tokenizer_for"]

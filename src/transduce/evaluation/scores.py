@@ -140,7 +140,7 @@ COUNTED_LINES = 1000
 _SINGULARS = {"lines": "line", "hypotheses": "hypothesis", "references": "reference"}
 
 
-class Score(msgspec.Struct, frozen=True):
+class MetricScore(msgspec.Struct, frozen=True):
     """A BLEU or chrF score of a set of translations, with the signature that is needed to reproduce it."""
 
     metric: Literal["BLEU", "chrF"]
@@ -159,8 +159,8 @@ class Score(msgspec.Struct, frozen=True):
 class ScoreReport(msgspec.Struct, frozen=True, kw_only=True):
     """The BLEU and chrF scores of a set of translations, with what a reader needs to trust or repeat them."""
 
-    bleu: Score
-    chrf: Score
+    bleu: MetricScore
+    chrf: MetricScore
     sentences: int
     """The number of lines that were scored: those of which the hypothesis or the reference has text."""
     exact_match: int
@@ -240,8 +240,8 @@ def score(
     counted: BLEUScore = bleu.corpus_score(hypotheses, [references])
     chrf_value: float = chrf.corpus_score(hypotheses, [references]).score
     return ScoreReport(
-        bleu=Score("BLEU", counted.score, str(bleu.get_signature())),
-        chrf=Score("chrF", chrf_value, str(chrf.get_signature())),
+        bleu=MetricScore("BLEU", counted.score, str(bleu.get_signature())),
+        chrf=MetricScore("chrF", chrf_value, str(chrf.get_signature())),
         sentences=_count_scored(hypotheses, references),
         exact_match=sum(exact_matches(hypotheses, references, lowercase=lowercase)),
         hypothesis_tokens=counted.sys_len,
@@ -533,7 +533,7 @@ class Variant(msgspec.Struct, frozen=True):
 
     way: str
     """The change in words, such as "tokenizer intl"."""
-    bleu: Score
+    bleu: MetricScore
     """The score with this change."""
 
 
@@ -557,7 +557,7 @@ class Variants(msgspec.Struct, frozen=True, kw_only=True):
             lines += [f"  {column(each.way, width)}{self._compared(each.bleu)}" for each in ways]
         return "\n".join(lines)
 
-    def _compared(self, bleu: Score) -> str:
+    def _compared(self, bleu: MetricScore) -> str:
         return f"  {bleu.value:6.2f}  {bleu.value - self.scored.bleu.value:+6.2f}  {bleu.signature}"
 
 
@@ -596,7 +596,7 @@ def count_variants(
         split = [[_HYPHEN.sub(r"\1 ##AT##-##AT## \2", words.tokenizer(line)) for line in side] for side in lines]
         plain = _count_variant("hyphens as words of their own", "none", split, lowercase=lowercase)
         signature = plain.bleu.signature.replace("tok:none", f"tok:{usual}+hyphens")
-        variants.append(Variant(plain.way, Score("BLEU", plain.bleu.value, signature)))
+        variants.append(Variant(plain.way, MetricScore("BLEU", plain.bleu.value, signature)))
     return tuple(variants)
 
 
@@ -608,4 +608,4 @@ def _count_variant(way: str, tokenizer: str, lines: Sequence[Sequence[str]], *, 
     hypotheses, references = lines
     bleu, _ = make_metrics(tokenizer, lowercase=lowercase)
     value = bleu.corpus_score(hypotheses, [references]).score
-    return Variant(way, Score("BLEU", value, str(bleu.get_signature())))
+    return Variant(way, MetricScore("BLEU", value, str(bleu.get_signature())))

@@ -304,7 +304,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Trial(NamedTuple):
+class PairedTrial(NamedTuple):
     """Two systems' translations of the same lines, to be compared, with the systems' names and the tests' settings."""
 
     lines_a: list[str]
@@ -357,7 +357,7 @@ def compare(
     choice = choose_tokenizer(target_language, tokenize)
     systems = dict(zip(named, (lines_a, lines_b), strict=True))
     bleu, chrf = make_metrics(choice.name, lowercase=lowercase, references=references)
-    trial = Trial(lines_a, lines_b, names, resamples, seed)
+    trial = PairedTrial(lines_a, lines_b, names, resamples, seed)
     by_bleu = compare_metric("BLEU", bleu, bleu_from_counts, trial)
     by_chrf = compare_metric("chrF", chrf, chrf_from_counts, trial)
     return Comparison(
@@ -376,7 +376,7 @@ def compare(
     )
 
 
-def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: Trial) -> MetricComparison:
+def compare_metric(name: MetricName, metric: Metric, formula: Formula, trial: PairedTrial) -> MetricComparison:
     """Run the bootstrap and the randomization test of one metric for two systems, and return a `MetricComparison`.
 
     Args:
@@ -454,7 +454,7 @@ def standard_error(contributions: Sequence[float]) -> float | None:
     return float(np.std(contributions, ddof=1) / math.sqrt(len(contributions)))
 
 
-def describe(metric: MetricName, trial: Trial, difference: float, p: float, *, standard_error: float) -> str:
+def describe(metric: MetricName, trial: PairedTrial, difference: float, p: float, *, standard_error: float) -> str:
     """Return a verdict on two systems in a sentence: which one is better, that the difference may be chance, or is 0.
 
     Args:

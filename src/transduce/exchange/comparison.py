@@ -252,8 +252,8 @@ class _Difference(NamedTuple):
 
 def compare_models(
     original: ExportedModel, exported: ExportedModel, sources: Ids, *, tokens: Sequence[int], max_tokens: int
-) -> "Comparison":
-    """Compare a model that generates text with its export on some sentences, and return a `Comparison`.
+) -> "ExportComparison":
+    """Compare a model that generates text with its export on some sentences, and return an `ExportComparison`.
 
     Both models compute the log-probabilities of the original's greedy translations and of random targets, and both
     translate.
@@ -265,7 +265,7 @@ def compare_models(
         tokens: token ids of the target vocabulary from which random targets are drawn.
         max_tokens: maximum number of tokens in a translation.
     """
-    comparison = Comparison()
+    comparison = ExportComparison()
     draw = random.Random(1)
     for first in range(0, len(sources), _SENTENCES_AT_ONCE):
         batch = sources[first : first + _SENTENCES_AT_ONCE]
@@ -280,7 +280,7 @@ def compare_models(
     return comparison
 
 
-class Comparison:
+class ExportComparison:
     """The differences between a model that generates text and its export on all sentences that were compared so far."""
 
     def __init__(self) -> None:
@@ -553,7 +553,7 @@ _EXTRA_TOKENS = 50  # a translation may have this many tokens more than its sour
 _MASKED_EVERY = 7
 
 
-class Trial(NamedTuple):
+class TrialTexts(NamedTuple):
     """Texts on which an export is compared with its original, and their token ids as the model reads them."""
 
     texts: Sequence[str]
@@ -571,8 +571,8 @@ class Trial(NamedTuple):
     """Maximum number of tokens that the model generates for a text; 0 for an encoder."""
 
 
-def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
-    """Choose the texts on which an export of a model is compared, and return them tokenized, as a `Trial`.
+def choose_trial(original: Original, sources: Sequence[str] | None) -> TrialTexts:
+    """Choose the texts on which an export of a model is compared, and return them tokenized, as a `TrialTexts`.
 
     Args:
         original: the model.
@@ -591,7 +591,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         types = [
             [int(config.token_types > 1 and position > len(row) // 2) for position in range(len(row))] for row in rows
         ]
-        return Trial(texts, origin, rows, types, ordinary, 0)
+        return TrialTexts(texts, origin, rows, types, ordinary, 0)
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":
         # Prompts are the first half of each text, so that a continuation fits; texts without tokens are left out.
@@ -601,7 +601,7 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> Trial:
         directed = zip(cycle(original.source_vocabularies), encoded, strict=False)
         rows = [_with_special_tokens(each, ids, original.max_length) for each, ids in directed]
         max_tokens = min(original.max_length - 1, max(map(len, rows)) + _EXTRA_TOKENS)
-    return Trial(texts, origin, rows, [], ordinary, max_tokens)
+    return TrialTexts(texts, origin, rows, [], ordinary, max_tokens)
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:

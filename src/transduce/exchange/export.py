@@ -13,13 +13,13 @@ from transduce.errors import TransduceError, explain_wrong_types
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
     Agreement,
-    Comparison,
     EncoderAgreement,
     EncoderComparison,
+    ExportComparison,
     Original,
     OriginalEncoder,
     OriginalModel,
-    Trial,
+    TrialTexts,
     choose_trial,
     compare_encoders,
     compare_models,
@@ -195,7 +195,7 @@ def _export(
         shutil.rmtree(folder)
         folder.mkdir()
         exported, comparison = _write_and_compare(exporter, folder, quantization, trial)
-        assert isinstance(comparison, Comparison)  # only models that generate text are quantized
+        assert isinstance(comparison, ExportComparison)  # only models that generate text are quantized
         comparison.check_close(f"{exporter.title} with {quantization}")
         quantized = comparison.agreement
     if references is not None and original.translator is not None:
@@ -226,8 +226,8 @@ def _export(
 
 
 def _write_and_compare(
-    exporter: Exporter, folder: Path, quantization: str, trial: Trial
-) -> tuple[ExportedModel | ExportedEncoder, Comparison | EncoderComparison]:
+    exporter: Exporter, folder: Path, quantization: str, trial: TrialTexts
+) -> tuple[ExportedModel | ExportedEncoder, ExportComparison | EncoderComparison]:
     """Write an export to an empty folder; return the export, opened for running, and its comparison with the original.
 
     Raises:

@@ -494,7 +494,7 @@ class _Worker:
         return self.numbers.popleft(), message[1:].decode("utf-8", "surrogatepass")
 
 
-class Workers:
+class WorkerProcesses:
     """A pool of worker processes that translate portions of lines, for a `with` block; its end stops them."""
 
     def __init__(self, settings: WorkerSettings, count: int) -> None:
@@ -503,7 +503,7 @@ class Workers:
         self.workers: list[_Worker] = []
         self._settings = msgspec.structs.replace(settings, opened=_states(settings))
 
-    def __enter__(self) -> "Workers":
+    def __enter__(self) -> "WorkerProcesses":
         return self
 
     def __exit__(

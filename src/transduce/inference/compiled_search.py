@@ -249,7 +249,7 @@ def find_compiled_search(
     if draw is not None:
         chosen = draw.sampling
         options_of_draw = chosen.temperature, chosen.top_k, chosen.top_p, chosen.min_p
-        sampling = SamplingNumbers(draw.numbers(max(max_lengths)), *options_of_draw)
+        sampling = SamplingNumbers(draw.random_numbers(max(max_lengths)), *options_of_draw)
     max_length = max(max_lengths) if reserved is None else max(*max_lengths, reserved.tokens)
     options = BatchSearchOptions(
         start_id=limits.start_id,

@@ -24,7 +24,7 @@ from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
 from transduce.model.config import ModelConfig
-from transduce.search.beam import BeamOptions, BeamSearch, Coverage, GenerateSearch, LogProbabilities
+from transduce.search.beam import AttentionCoverage, BeamOptions, BeamSearch, GenerateSearch, LogProbabilities
 from transduce.search.constraints import ConstrainedSelection, Phrase, PhraseMatcher, WordContinuations
 from transduce.search.greedy import Draw, GreedySearch, take_argmax
 from transduce.search.rules import (
@@ -37,7 +37,7 @@ from transduce.search.rules import (
     RepetitionPenalty,
     Rule,
     all_rules,
-    check_ids,
+    check_generate_ids,
     generate_rules,
     ranking_of,
     rules_for_log_probabilities,
@@ -159,7 +159,7 @@ def start_search(
     coverage = None
     if attentive:
         contexts = [(len(history.source), len(history.target)) for history in histories]
-        coverage = Coverage(MeanAttention(scorers), search.coverage_penalty, contexts, device)
+        coverage = AttentionCoverage(MeanAttention(scorers), search.coverage_penalty, contexts, device)
     return make_search(
         scorer,
         limits,
@@ -181,7 +181,7 @@ def make_search(
     generate: GenerateSettings | None = None,
     draw: Draw | None = None,
     selection: Selection | None = None,
-    coverage: Coverage | None = None,
+    coverage: AttentionCoverage | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> Search:
     """Return a search before its first step: compiled if kernels support it, else a search in PyTorch.
@@ -427,7 +427,7 @@ def check_search(search: SearchSettings, configs: Sequence[ModelConfig], *, widt
             "`coverage_penalty` needs the decoder's cross-attention, but this model has no attention: leave it out."
         )
     if search.generate is not None:
-        check_ids(search.generate, configs[0].target_vocabulary_size)
+        check_generate_ids(search.generate, configs[0].target_vocabulary_size)
 
 
 def _follows_attention(search: SearchSettings, width: int) -> bool:

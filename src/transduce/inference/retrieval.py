@@ -257,7 +257,7 @@ class RetrievalScorer(WrappedScorer):
     def step(self, tokens: Tensor) -> Tensor:
         """Return the interpolated log-probabilities of the next token, (B, W, V), after the newest tokens, (B, W)."""
         logits = self.scorer.step(tokens).float()
-        return self._retriever.interpolate(self.scorer.states.float(), logits - log_sum_exp(logits))
+        return self._retriever.interpolate(self.scorer.hidden_states.float(), logits - log_sum_exp(logits))
 
     @override
     def keep_sentences(self, rows: Tensor) -> None:

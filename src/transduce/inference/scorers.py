@@ -39,8 +39,8 @@ def _step_to_logits(
 class EncoderDecoderScorer(Scorer, AttentiveScorer):
     """A scorer for a batch of source sentences: each decoding step returns the logits of every next token.
 
-    After each step, `states` holds the decoder's output at the newest tokens, (B, W, D). Attention is recorded only
-    with `attentive=True`.
+    After each step, `hidden_states` holds the decoder's output at the newest tokens, (B, W, D). Attention is recorded
+    only with `attentive=True`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
         self.model = model
         self.state: DecodingState = model.start(source_ids) if attentive else start_fast(model, source_ids)
         self._project = exact_projection(model)
-        self.states = torch.empty(0)
+        self.hidden_states = torch.empty(0)
         config = model.config
         self.forbidden_tokens = [] if all_tokens else config.forbidden_tokens
         self.trace = AttentionTrace() if attentive else None
@@ -68,7 +68,7 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
     def step(self, tokens: Tensor) -> Tensor:
         if self.trace is not None:
             self.trace = AttentionTrace()
-        self.states, logits = _step_to_logits(self.state, self._project, tokens, self.trace)
+        self.hidden_states, logits = _step_to_logits(self.state, self._project, tokens, self.trace)
         for token in self.forbidden_tokens:
             logits.select(-1, token).fill_(float("-inf"))
         return logits

@@ -23,7 +23,7 @@ from transduce.text.languages import fitting_code
 from transduce.text.text_settings import TextSettings
 
 
-class Answer(TypedDict, total=False):
+class PipelineOutput(TypedDict, total=False):
     """A translation as transformers' pipeline returns it: "translation_text", "translation_token_ids", or both."""
 
     translation_text: str
@@ -56,11 +56,11 @@ class TranslationPipeline:
         self.translator = translator
 
     @overload
-    def __call__(self, inputs: str, **options: Unpack[PipelineOptions]) -> list[Answer]: ...
+    def __call__(self, inputs: str, **options: Unpack[PipelineOptions]) -> list[PipelineOutput]: ...
     @overload
     def __call__(
         self, inputs: Sequence[str], **options: Unpack[PipelineOptions]
-    ) -> list[Answer] | list[list[Answer]]: ...
+    ) -> list[PipelineOutput] | list[list[PipelineOutput]]: ...
     def __call__(
         self,
         inputs: str | Sequence[str],
@@ -73,7 +73,7 @@ class TranslationPipeline:
         no_repeat_ngram_size: int | None = None,
         return_text: bool = True,
         return_tensors: bool = False,
-    ) -> list[Answer] | list[list[Answer]]:
+    ) -> list[PipelineOutput] | list[list[PipelineOutput]]:
         """Translate a text or a list of texts.
 
         Args:
@@ -129,10 +129,10 @@ class TranslationPipeline:
                 translations[number] = translation
         return translations
 
-    def _answers(self, translation: Translation, *, return_text: bool, return_tensors: bool) -> list[Answer]:
-        answers: list[Answer] = []
+    def _answers(self, translation: Translation, *, return_text: bool, return_tensors: bool) -> list[PipelineOutput]:
+        answers: list[PipelineOutput] = []
         for alternative in translation.alternatives:
-            answer = Answer()
+            answer = PipelineOutput()
             if return_tensors:
                 answer["translation_token_ids"] = [self.translator.tokenizer.target.id(p) for p in alternative.tokens]
             if return_text:

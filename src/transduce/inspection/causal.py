@@ -22,7 +22,7 @@ from transduce.inference.translator import Translator
 from transduce.inspection.plots import Chart, HeatMap, part_name
 from transduce.inspection.reading import Reader, Reading, read
 from transduce.inspection.recorder import Edit, Recording, hook_points, record_activations
-from transduce.inspection.sentence_view import Candidate
+from transduce.inspection.sentence_view import TokenCandidate
 from transduce.ui_language import aligned, columns_of, localized
 
 Fill = Literal["zero", "mean"]
@@ -508,7 +508,7 @@ class LogitLens(msgspec.Struct, frozen=True, kw_only=True):
     """A name for each prediction: the token that is predicted, the word that is tagged, or the class."""
     layers: tuple[str, ...]
     """Names of the layers: `embedding`, `layer 1`, …; after the last layer, predictions are the model's output."""
-    candidates: tuple[tuple[tuple[Candidate, ...], ...], ...]
+    candidates: tuple[tuple[tuple[TokenCandidate, ...], ...], ...]
     """For each layer and each prediction, a tuple of the most probable tokens, classes or tags with probabilities, best
     first: (layers, predictions, candidates).
     """
@@ -584,7 +584,7 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
     )
 
 
-def _candidates(reading: Reading, columns: Sequence[int], chances: Sequence[float]) -> tuple[Candidate, ...]:
+def _candidates(reading: Reading, columns: Sequence[int], chances: Sequence[float]) -> tuple[TokenCandidate, ...]:
     """Return the tokens, classes or tags at these indices of the logits, with their probabilities, rounded."""
     pairs = zip(columns, chances, strict=True)
-    return tuple(Candidate(reading.column_name(column), round(chance, 6)) for column, chance in pairs)
+    return tuple(TokenCandidate(reading.column_name(column), round(chance, 6)) for column, chance in pairs)

@@ -54,7 +54,7 @@ class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Another source sentence to translate instead, such as a result of `replace_word`; None: the same one."""
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class InterventionOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A translation with its tokens and their log-probabilities, without or with an intervention."""
 
     source: str
@@ -71,11 +71,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     piece_log_probabilities = renamed_attribute("piece_log_probabilities", "token_log_probabilities")
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class InterventionComparison(msgspec.Struct, frozen=True):
     """The translations of a sentence without (`before`) and with (`after`) an intervention."""
 
-    before: Outcome
-    after: Outcome
+    before: InterventionOutcome
+    after: InterventionOutcome
 
 
 @explain_wrong_types
@@ -86,8 +86,8 @@ def intervene(
     *,
     search: SearchSettings | None = None,
     observer: Observer | None = None,
-) -> Comparison:
-    """Translate a sentence without and with an intervention, and return both translations as a `Comparison`.
+) -> InterventionComparison:
+    """Translate a sentence without and with an intervention, and return both translations (`InterventionComparison`).
 
     Other threads may use the model at the same time: their translations stay as they are.
 
@@ -109,7 +109,7 @@ def intervene(
     changed_source = source if change.source is None else change.source
     with heads_off(translator.transformer, change.heads_off):
         after = _search(translator, changed_source, search, prefix=prefix, forbidden=forbidden, observer=observer)
-    return Comparison(_outcome(translator, source, before), _outcome(translator, changed_source, after))
+    return InterventionComparison(_outcome(translator, source, before), _outcome(translator, changed_source, after))
 
 
 @explain_wrong_types
@@ -248,9 +248,9 @@ def _search(
     return hypotheses[0]
 
 
-def _outcome(translator: Translator, source: str, hypothesis: Hypothesis) -> Outcome:
+def _outcome(translator: Translator, source: str, hypothesis: Hypothesis) -> InterventionOutcome:
     vocabulary = translator.tokenizer.target
-    return Outcome(
+    return InterventionOutcome(
         source=source,
         translation=vocabulary.decode(hypothesis.ids),
         tokens=tuple(vocabulary.tokens(hypothesis.ids)),

@@ -23,10 +23,10 @@ from transduce.inspection.attribution import attributions as find_attributions
 from transduce.inspection.reading import Reader, check_single_model, read
 from transduce.inspection.recorder import record_activations
 from transduce.inspection.sentence_view import (
-    Candidate,
     Inspection,
     Step,
     TextInspection,
+    TokenCandidate,
     TreeNode,
     WordAlignment,
     WordAttribution,
@@ -375,7 +375,7 @@ def _steps(name_of: Callable[[int], str], logits: Tensor, target_ids: Sequence[i
             token=name_of(id),
             probability=round(float(row[id]), _DIGITS),
             candidates=tuple(
-                Candidate(name_of(each), round(value, _DIGITS)) for each, value in zip(ids, values, strict=True)
+                TokenCandidate(name_of(each), round(value, _DIGITS)) for each, value in zip(ids, values, strict=True)
             ),
         )
         for id, row, ids, values in rows

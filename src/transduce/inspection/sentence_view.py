@@ -192,7 +192,7 @@ def _width(words: tuple[str, ...]) -> int:
 # Shapes: N layers, H heads, Q queries, L keys.
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class TokenCandidate(msgspec.Struct, frozen=True):
     """A token that a model may write at a step of a translation, with its probability."""
 
     token: str
@@ -207,7 +207,7 @@ class Step(msgspec.Struct, frozen=True):
     token: str
     probability: float
     """The model's probability of the token, given the source and the previous tokens."""
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[TokenCandidate, ...]
     """The likeliest tokens at this position, likeliest first, with probabilities; the token may be one of these."""
 
     piece = renamed_attribute("piece", "token")

@@ -15,7 +15,7 @@ from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
-from transduce.model.layer_graph import Table, refusal
+from transduce.model.layer_graph import SupportTable, refusal
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.positions import LearnedPositions, RelativePositions, SinusoidalPositions, sinusoids
 from transduce.model.transformer import Transformer
@@ -157,7 +157,7 @@ EXPORTABLE = {
 }
 
 
-def check_components(table: Table, model: nn.Module) -> None:
+def check_components(table: SupportTable, model: nn.Module) -> None:
     """Raise an error if a model has a component that the format to which it is exported cannot represent.
 
     Args:
@@ -171,34 +171,34 @@ def check_components(table: Table, model: nn.Module) -> None:
         raise TransduceError(f"The model cannot be exported, because {reason}.")
 
 
-class Linear(NamedTuple):
+class LinearWeights(NamedTuple):
     """A linear layer's weight (outputs, inputs), and its bias (outputs,) or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-def linear_weights(module: nn.Linear) -> Linear:
-    """Return a PyTorch linear layer's detached weight and bias (None without one) as `Linear`, sharing its memory."""
-    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+def linear_weights(module: nn.Linear) -> LinearWeights:
+    """Return a linear layer's detached weight and bias (None without one) as `LinearWeights`, sharing its memory."""
+    return LinearWeights(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
-def join(layers: list[Linear]) -> Linear:
-    """Return one `Linear` whose outputs are the concatenated outputs of several layers with the same input.
+def join(layers: list[LinearWeights]) -> LinearWeights:
+    """Return one `LinearWeights` whose outputs are the concatenated outputs of several layers with the same input.
 
     Either all layers have a bias, or none has.
     """
     biases = [part.bias for part in layers if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
+    return LinearWeights(torch.cat([part.weight for part in layers]), torch.cat(biases) if biases else None)
 
 
 class Projections(NamedTuple):
     """The query, key, value and output projections of a multi-head attention, as four linear layers."""
 
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
+    query: LinearWeights
+    key: LinearWeights
+    value: LinearWeights
+    output: LinearWeights
 
 
 def attention_projections(attention: MultiHeadAttention) -> Projections:
@@ -209,7 +209,7 @@ def attention_projections(attention: MultiHeadAttention) -> Projections:
     joint = linear_weights(attention.projection)
     weights = joint.weight.split(attention.widths)
     biases = (None, None, None) if joint.bias is None else joint.bias.split(attention.widths)
-    query, key, value = (Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
+    query, key, value = (LinearWeights(weight, bias) for weight, bias in zip(weights, biases, strict=True))
     return Projections(query, key, value, linear_weights(attention.output))
 
 
@@ -231,10 +231,10 @@ def scaled_attention_projections(attention: MultiHeadAttention) -> Projections:
     query = projections.query
     if score.matrix is not None:
         matrix = score.matrix.detach()
-        query = Linear(
+        query = LinearWeights(
             _times_matrix(query.weight, matrix), None if query.bias is None else _times_matrix(query.bias, matrix)
         )
-    scaled = Linear(query.weight * score.factor, None if query.bias is None else query.bias * score.factor)
+    scaled = LinearWeights(query.weight * score.factor, None if query.bias is None else query.bias * score.factor)
     return projections._replace(query=scaled)
 
 

@@ -22,7 +22,7 @@ from transduce.interop.components import (
     MAXIMUM_POSITIONS,
     ExportedModel,
     Ids,
-    Linear,
+    LinearWeights,
     check_components,
     decoder_layers_of,
     embedding_scale,
@@ -193,7 +193,7 @@ def _set_output(decoder: Any, model: VocabularyModel, norm: nn.Module) -> None:
     if model.config.has_final_norm:
         _set_norm(decoder.layer_norm, norm)
     bias = None if model.output_bias is None else model.output_bias.detach()
-    _set_linear(decoder.projection, Linear(model.output_weight.detach(), bias))
+    _set_linear(decoder.projection, LinearWeights(model.output_weight.detach(), bias))
     if model.config.output_scale != 1.0:
         decoder.scale_outputs = model.config.output_scale
 
@@ -242,7 +242,7 @@ def _set_feed_forward(spec: Any, feed_forward: FeedForward | GatedFeedForward) -
     inner = linear_weights(feed_forward.inner)
     if isinstance(feed_forward, GatedFeedForward):
         biases = (None, None) if inner.bias is None else inner.bias.chunk(2)
-        gate, linear = (Linear(weight, bias) for weight, bias in zip(inner.weight.chunk(2), biases, strict=True))
+        gate, linear = (LinearWeights(weight, bias) for weight, bias in zip(inner.weight.chunk(2), biases, strict=True))
         _set_linear(spec.linear_0, gate)
         _set_linear(spec.linear_0_noact, linear)
     else:
@@ -275,7 +275,7 @@ def _set_norm(spec: Any, norm: nn.Module) -> None:
         spec.beta = weights["bias"].detach()
 
 
-def _set_linear(spec: Any, linear: Linear) -> None:
+def _set_linear(spec: Any, linear: LinearWeights) -> None:
     spec.weight = linear.weight.clone()  # CTranslate2's quantization multiplies the weight in place
     if linear.bias is not None:
         spec.bias = linear.bias

@@ -23,8 +23,16 @@ from transduce.model.attention import MultiHeadAttention, ScoredAttention
 from transduce.model.backend import Rows, sum_of_gradients
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import ACTIVATIONS, GATES, Dropout, FeedForward, GatedFeedForward, Linear
-from transduce.model.known_classes import HOOKS, METHODS, Check, checked_once, global_change
-from transduce.model.layer_graph import LayerGraph, ModelGraph, Sublayer, Table, description_of, graph_of, known_class
+from transduce.model.known_classes import HOOKS, METHODS, GlobalChangeCheck, checked_once, global_change
+from transduce.model.layer_graph import (
+    LayerGraph,
+    ModelGraph,
+    Sublayer,
+    SupportTable,
+    description_of,
+    graph_of,
+    known_class,
+)
 from transduce.model.layers import DecoderLayer, EncoderLayer, Residual, each_layer
 from transduce.model.masks import AttentionMask, BiasedMask, LookAheadMask, PackedBatch, PackedMask
 from transduce.model.norms import LayerNorm, RMSNorm
@@ -37,7 +45,7 @@ _GATE_NAMES = {function: name for name, function in GATES.items()}
 
 def execute(kernels: TrainingKernels, component: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Return `component(*args, **kwargs)`, computed with the backend's kernels if they support it, else by PyTorch."""
-    if not Check.is_open:
+    if not GlobalChangeCheck.is_open:
         with checked_once():
             return execute(kernels, component, *args, **kwargs)
     found = _kernel_of(component)
@@ -647,7 +655,7 @@ def _rate_of(dropout: nn.Module) -> int:
     return dropout.drop_256ths if dropout.drops else 0
 
 
-def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: Table) -> list[MaskedSublayer] | None:
+def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: SupportTable) -> list[MaskedSublayer] | None:
     """Return the sub-layers of an encoder or decoder layer in order, or None if whole-layer kernels cannot compute it.
 
     Args:

@@ -248,7 +248,7 @@ for _file in sorted({_kind.__module__ for _kind in KNOWN if _kind.__module__.sta
 # --- checks ---
 
 
-class Check:
+class GlobalChangeCheck:
     """A holder, without instances, of the result of `replaced_function` at the start of the body of `checked_once`.
 
     `global_change` returns this result in the body.
@@ -267,11 +267,11 @@ def checked_once() -> Iterator[None]:
     The body computes a batch, or a component for a batch. Bodies of several threads may overlap: after the first of
     them has ended, each call of `global_change` in the others looks for replaced functions again.
     """
-    Check.found, Check.is_open = replaced_function(), True
+    GlobalChangeCheck.found, GlobalChangeCheck.is_open = replaced_function(), True
     try:
         yield
     finally:
-        Check.is_open = False
+        GlobalChangeCheck.is_open = False
 
 
 def global_change() -> str | None:
@@ -281,7 +281,7 @@ def global_change() -> str | None:
     """
     if any(GLOBAL_HOOKS):
         return "a global hook is registered for all modules"
-    return Check.found if Check.is_open else replaced_function()
+    return GlobalChangeCheck.found if GlobalChangeCheck.is_open else replaced_function()
 
 
 def replaced_function() -> str | None:

@@ -1,7 +1,7 @@
 """Describe models as layer graphs, which backends compare with their tables before they compute a model.
 
-A backend lists the components that it computes in a `Table`. `refusal(table, model)` compares the model's description
-with the table and returns the first difference, or None. For example, a decoder with RMSNorm has the fact
+A backend lists the components that it computes in a `SupportTable`. `refusal(table, model)` compares the model's
+description with the table and returns the first difference, or None. For example, a decoder with RMSNorm has the fact
 `Fact("decoder_norm", "norm", "rms")`, and a table without `norm="… rms"` refuses it.
 
 A description is made from exact types only. A model is `Unsupported` if it has a subclass, an overridden method, an
@@ -61,7 +61,7 @@ class Norm(NamedTuple):
     epsilon: float
 
 
-class Linear(NamedTuple):
+class LinearOperation(NamedTuple):
     """A linear layer in a layer graph (the operations of a model's layers), whatever number format its weights have."""
 
     module: nn.Module
@@ -96,7 +96,7 @@ class DropoutAdd(NamedTuple):
     module: Dropout
 
 
-Operation = Norm | Linear | Attend | Activate | DropoutAdd
+Operation = Norm | LinearOperation | Attend | Activate | DropoutAdd
 
 
 class Sublayer(NamedTuple):
@@ -117,9 +117,9 @@ class Sublayer(NamedTuple):
         return [operation for operation in self.operations if isinstance(operation, Norm)]
 
     @property
-    def linears(self) -> list[Linear]:
+    def linears(self) -> list[LinearOperation]:
         """A list of the linear layers of the sub-layer, in the order of computation."""
-        return [operation for operation in self.operations if isinstance(operation, Linear)]
+        return [operation for operation in self.operations if isinstance(operation, LinearOperation)]
 
     @property
     def attention(self) -> Attend | None:
@@ -204,7 +204,7 @@ def unknown_settings(config: ModelConfig) -> list[str]:
     return [name for name in config.changed() if name not in SETTINGS]
 
 
-def unsupported_settings(table: "Table", config: ModelConfig) -> list[str]:
+def unsupported_settings(table: "SupportTable", config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that a backend does not support.
 
     Either the backend's table does not list the value, or no layer graph describes the setting. Only the configuration
@@ -238,7 +238,7 @@ def graph_of(module: nn.Module) -> Graph:
     return description_of(module).graph
 
 
-def refusal(table: "Table", module: nn.Module) -> str | None:
+def refusal(table: "SupportTable", module: nn.Module) -> str | None:
     """Return why a backend cannot compute a model or layer in its current state, as a clause; None: it can.
 
     `table` lists what the backend supports.
@@ -278,7 +278,7 @@ class Description:
         self.global_change = change
         readings: list[_Reading] = []
         self.graph = _describe(module, readings) if change is None else Unsupported(change)
-        self._refusals: dict[int, tuple[Table, str | None]] = {}
+        self._refusals: dict[int, tuple[SupportTable, str | None]] = {}
         namespaces = [vars(each) for each in module.modules()]
         with_modes = [module, *(each for each in module.modules() if isinstance(each, Dropout | BatchNorm))]
         self._with_modes = [vars(each) for each in with_modes]
@@ -291,7 +291,7 @@ class Description:
         self._hook_ids, self._next_hook_id = list(map(tuple, self._hooks)), RemovableHandle.next_id
         self._namespaces, self._sizes = namespaces, list(map(len, namespaces))
 
-    def refusal(self, table: "Table") -> str | None:
+    def refusal(self, table: "SupportTable") -> str | None:
         """Return why a backend cannot compute the described module, as a clause; None: it can.
 
         `table` lists what the backend supports. The answer is cached.
@@ -659,8 +659,8 @@ class _Describer:
         inner = self.linear(f"{path}.inner", module.inner, None, d_ff and d_ff * (2 if is_gated else 1))
         return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
-    def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> Linear:
-        """Return the `Linear` description of a linear layer, after a check of its numbers of inputs and outputs.
+    def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> LinearOperation:
+        """Describe a linear layer as a `LinearOperation`, after a check of its numbers of inputs and outputs.
 
         A number of None stands for the model width. Number formats whose modules lack these numbers are not checked.
         """
@@ -669,7 +669,7 @@ class _Describer:
             actual = tuple(self.get(module, name) for name in sizes)
             if actual != (expected := (inputs or self.config.d_model, outputs or self.config.d_model)):
                 raise UnknownError(f"{path} has the sizes {actual}, but the configuration has {expected}")
-        return Linear(module)
+        return LinearOperation(module)
 
 
 # For each class of models: the prefix of each stack's names, its embedding, and the setting with its number of layers.
@@ -709,7 +709,7 @@ def _facts(sublayer: Sublayer) -> Iterator[Fact]:
 # --- backend tables ---
 
 
-class Table(NamedTuple):
+class SupportTable(NamedTuple):
     """A list of what a backend computes: for each aspect of a model, such as its norm, the values that are allowed.
 
     For example, `{"norm": {"layer", "rms"}, "norm order": {"pre"}}` allows pre-norm layers with LayerNorm or RMSNorm.
@@ -734,7 +734,7 @@ class Table(NamedTuple):
         return None
 
 
-def table(title: str, **values: str) -> Table:
+def table(title: str, **values: str) -> SupportTable:
     """Return a backend's table, for example `table("the kernels", norm="layer rms", norm_order="pre")`.
 
     Args:
@@ -742,6 +742,6 @@ def table(title: str, **values: str) -> Table:
         values: allowed values, separated by spaces, by aspect; `attention_score` stands for the aspect
             `attention score`, and `class_` for `class`.
     """
-    return Table(
+    return SupportTable(
         title, {aspect.replace("_", " ").rstrip(): frozenset(listed.split()) for aspect, listed in values.items()}
     )

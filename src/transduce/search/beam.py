@@ -33,7 +33,7 @@ from transduce.search.selection import (
     Candidates,
     Reductions,
     Selection,
-    Step,
+    SelectionStep,
     log_sum_exp,
     use_kernels,
 )
@@ -47,7 +47,7 @@ from transduce.search.selection import (
 _MIN_ATTENTION = 1e-6  # minimum attention, so that no hypothesis gets an infinite penalty
 
 
-class Coverage:
+class AttentionCoverage:
     """The sums of the attention that each hypothesis has paid to each source token, for the coverage penalty."""
 
     def __init__(
@@ -173,7 +173,7 @@ class BeamSearch:
         *,
         rules: Sequence[Rule] = (),
         selection: Selection | None = None,
-        coverage: Coverage | None = None,
+        coverage: AttentionCoverage | None = None,
         reductions: Reductions | None = None,
     ) -> None:
         """Create a search with one hypothesis per sentence, which contains only the start symbol.
@@ -226,7 +226,9 @@ class BeamSearch:
         logits = self.scorer.step(self.newest).float()
         normalizer = log_sum_exp(logits) if self.rules else None
         logits = apply_rules(self.rules, logits, self.tokens, self.sentence_indices)
-        live, ended = self.selection.select(Step(logits, self.scores, self.tokens, self.sentence_indices, normalizer))
+        live, ended = self.selection.select(
+            SelectionStep(logits, self.scores, self.tokens, self.sentence_indices, normalizer)
+        )
         if self.coverage is not None:
             self.coverage.add_step()
         self._finish_candidates(ended)

@@ -21,7 +21,7 @@ from transduce.search.selection import (
     Candidates,
     SelectedCandidates,
     Selection,
-    Step,
+    SelectionStep,
     score_candidates,
 )
 
@@ -290,7 +290,7 @@ class ConstrainedSelection(Selection):
         self.eos_id = eos_id
         self.plain = BestSelection(beam_size=beam_size, eos_id=eos_id)
 
-    def select(self, step: Step) -> SelectedCandidates:
+    def select(self, step: SelectionStep) -> SelectedCandidates:
         """Select the continuations to keep: the best for each number of tokens that required phrases still lack.
 
         Continuations that end are selected only if no phrase is missing. Sentences without phrases keep their best
@@ -306,7 +306,7 @@ class ConstrainedSelection(Selection):
                 self._select(step.of_sentence(row), sentence, _one_row(selection, row))
         return selection
 
-    def _select(self, step: Step, sentence: int, selection: SelectedCandidates) -> None:
+    def _select(self, step: SelectionStep, sentence: int, selection: SelectedCandidates) -> None:
         """Replace one sentence's candidates in `selection`, in place, by those that constrained search selects.
 
         The progress through the phrases of each new live hypothesis is stored.
@@ -328,7 +328,7 @@ class ConstrainedSelection(Selection):
         _write(selection.live, candidates, [option.column for option in selected])
         _write(selection.ended, candidates, [option.column for option in ended])
 
-    def _candidates(self, step: Step, sentence: int, selection: SelectedCandidates) -> Candidates:
+    def _candidates(self, step: SelectionStep, sentence: int, selection: SelectedCandidates) -> Candidates:
         """Return the candidates of one sentence, tensors (1, n), from which constrained search chooses.
 
         Candidates are those that `selection` chose without constraints, each hypothesis's best token, and all tokens

@@ -232,7 +232,7 @@ class Draw:
         scaled = logits / sampling.temperature
         return draw(scaled, uniform, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
 
-    def numbers(self, steps: int) -> Tensor:
+    def random_numbers(self, steps: int) -> Tensor:
         """Return the random numbers of the next steps, float32 (N, steps, W), for N sentences and W samples of each.
 
         The generators' states stay unchanged, so that compiled kernels can search first and PyTorch can still take

@@ -293,7 +293,7 @@ def _ids_of(settings: GenerateSettings) -> Iterator[tuple[str, int]]:
     yield from (("forbidden_ids", id) for id in settings.forbidden_ids)
 
 
-def check_ids(settings: GenerateSettings, size: int) -> None:
+def check_generate_ids(settings: GenerateSettings, size: int) -> None:
     """Raise an error if an id in the settings of `generate` does not belong to a vocabulary of `size` tokens.
 
     Raises:

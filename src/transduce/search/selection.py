@@ -146,7 +146,7 @@ IMPOSSIBLE = float("-inf")
 
 
 @dataclass(eq=False)
-class Step:
+class SelectionStep:
     """The data of a decoding step from which a selection chooses: hypotheses, and the logits of their next tokens."""
 
     logits: Tensor
@@ -171,17 +171,17 @@ class Step:
             self.cached_log_sum_exp = log_sum_exp(self.logits)
         return self.cached_log_sum_exp
 
-    def of_sentence(self, row: int) -> "Step":
+    def of_sentence(self, row: int) -> "SelectionStep":
         """Return the data of this step for the sentence at batch index `row` alone, with B = 1."""
         parts = (self.logits, self.scores, self.tokens, self.sentence_indices, self.normalizer)
-        return Step(*(values[row : row + 1] for values in parts))
+        return SelectionStep(*(values[row : row + 1] for values in parts))
 
-    def of_hypotheses(self, hypotheses: slice) -> "Step":
+    def of_hypotheses(self, hypotheses: slice) -> "SelectionStep":
         """Return the data of this step for some hypotheses of each sentence, given as a slice, such as one group.
 
         Logits, scores and normalizer are cut; the tokens stay those of all hypotheses.
         """
-        return Step(
+        return SelectionStep(
             self.logits[:, hypotheses],
             self.scores[:, hypotheses],
             self.tokens,
@@ -223,7 +223,7 @@ class SelectedCandidates(NamedTuple):
 class Selection(Protocol):
     """An interface of objects that choose, at each decoding step, which continuations a beam keeps."""
 
-    def select(self, step: Step) -> SelectedCandidates:
+    def select(self, step: SelectionStep) -> SelectedCandidates:
         """Return the candidates that become live hypotheses of the next step, and those that end in this step."""
 
 
@@ -234,7 +234,7 @@ class BestSelection(Selection):
         self.beam_size = beam_size
         self.eos_id = eos_id
 
-    def select(self, step: Step) -> SelectedCandidates:
+    def select(self, step: SelectionStep) -> SelectedCandidates:
         """Return for each sentence its W best candidates that continue, over all hypotheses, and those that end."""
         # At most W of 2 W candidates end, so at least W others remain.
         kernels = kernels_for(step.logits, 2 * self.beam_size)
@@ -259,7 +259,7 @@ class DiverseSelection(Selection):
         self.penalty = penalty
         self.eos_id = eos_id
 
-    def select(self, step: Step) -> SelectedCandidates:
+    def select(self, step: SelectionStep) -> SelectedCandidates:
         """Return the best continuations of each group of the beam, and those that end, one group after another.
 
         A token that earlier groups chose in this step gets a lower score in later groups.
@@ -283,7 +283,7 @@ class DiverseSelection(Selection):
         return SelectedCandidates(live, ended)
 
 
-def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Candidates:
+def best_candidates(step: SelectionStep, count: int, costs: Tensor | None = None) -> Candidates:
     """Return the best continuations of each sentence's hypotheses, as `Candidates` sorted best first.
 
     Args:
@@ -307,7 +307,7 @@ def best_candidates(step: Step, count: int, costs: Tensor | None = None) -> Cand
     return score_candidates(step, parents, tokens)
 
 
-def score_candidates(step: Step, parents: Tensor, tokens: Tensor) -> Candidates:
+def score_candidates(step: SelectionStep, parents: Tensor, tokens: Tensor) -> Candidates:
     """Return `Candidates` with log-probabilities, for the given parent hypotheses and appended tokens, (B, n) each."""
     flat = parents * step.logits.shape[-1] + tokens
     logits = step.logits.flatten(1).gather(1, flat)

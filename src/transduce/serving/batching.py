@@ -526,7 +526,7 @@ class BatchObserver:
             job.progress.report_text(index, final, draft)
 
 
-class Workers:
+class DecodingThreads:
     """The decoding threads (workers), which take batches and deliver results until the queue is closed and empty.
 
     Busy workers share the cores: a single batch is decoded with all of them, and two batches with half of them each.
@@ -694,7 +694,7 @@ class Engine:
         self.settings = settings
         self.metrics = metrics
         self.batcher = Batcher(settings, metrics.queue_seconds.observe)
-        self.workers = Workers(
+        self.workers = DecodingThreads(
             self.batcher, metrics, workers=settings.workers, overtaking=settings.overtaking, threads=threads
         )
 

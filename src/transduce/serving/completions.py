@@ -72,7 +72,7 @@ class CompletionRequest(NamedTuple):
     it."""
 
 
-class Choice(NamedTuple):
+class CompletionChoice(NamedTuple):
     """One completion of a prompt, cut at a stop sequence or at the maximum length."""
 
     text: str
@@ -86,7 +86,7 @@ class Choice(NamedTuple):
 class Completion(NamedTuple):
     """The completions of all prompts of a request, with the numbers of tokens."""
 
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     """One list: the completions of the first prompt, then those of the second, and so on."""
     prompt_tokens: int
     """The number of tokens of all prompts together."""
@@ -457,7 +457,7 @@ class TextFormatter(EventFormatter):
         return self.text(text[len(before) :], is_first=is_first)
 
 
-def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[Choice]:
+def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[CompletionChoice]:
     """Return the translations of a prompt as a list of completions, the best first.
 
     Each is cut at the first stop sequence or at the maximum length.
@@ -487,7 +487,7 @@ def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> lis
                 text, reason = _longest_start(text, request.max_tokens, model), "length"
                 num_tokens = request.max_tokens
         tokens = answer.tokens[:num_tokens] if request.with_tokens else ()
-        choices.append(Choice(text, reason, tokens, num_tokens))
+        choices.append(CompletionChoice(text, reason, tokens, num_tokens))
     return choices
 
 
@@ -540,13 +540,15 @@ def _longest_start(text: str, max_tokens: int, model: Model) -> str:
     return text[: _character_start(text, length)]
 
 
-def _choice_of(continuation: Continuation, request: CompletionRequest) -> Choice:
+def _choice_of(continuation: Continuation, request: CompletionRequest) -> CompletionChoice:
     """Return a language model's continuation as a completion, cut at the first stop sequence of the request."""
     position = _find_stop(continuation.text, request.stop)
     tokens = token_probabilities([continuation])
     if position is None:
         reason: FinishReason = "stop" if continuation.ended else "length"
-        return Choice(continuation.text, reason, tokens if request.with_tokens else (), len(continuation.tokens))
+        return CompletionChoice(
+            continuation.text, reason, tokens if request.with_tokens else (), len(continuation.tokens)
+        )
     offsets = token_offsets([token.text for token in tokens], continuation.text)
     kept = tokens[: sum(offset < position for offset in offsets)]
-    return Choice(continuation.text[:position], "stop", kept if request.with_tokens else (), len(kept))
+    return CompletionChoice(continuation.text[:position], "stop", kept if request.with_tokens else (), len(kept))

@@ -31,7 +31,7 @@ class QueuedModel(Protocol):
         """The maximum number of tokens of a sentence, without the end symbol; longer ones are translated in parts."""
 
 
-class TranslateOptions(TypedDict):
+class JobOptions(TypedDict):
     """The keyword arguments of `Model.translate`, on which a translation depends besides the search settings."""
 
     indices: Sequence[int]
@@ -73,7 +73,7 @@ class Model(QueuedModel, Protocol):
         """
 
     def translate(
-        self, sentences: list[str], search: SearchSettings, **options: Unpack[TranslateOptions]
+        self, sentences: list[str], search: SearchSettings, **options: Unpack[JobOptions]
     ) -> list[Translation]:
         """Return a list with the translation of each sentence of a batch; a sentence is a line or a text."""
 

@@ -14,7 +14,7 @@ from transduce.inference.glossary_search import check_glossary
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
 from transduce.search.settings import SearchSettings
-from transduce.serving.jobs import Model, TranslateOptions
+from transduce.serving.jobs import JobOptions, Model
 from transduce.serving.limits import ReadersWriterLock
 from transduce.text.glossary import Glossary
 from transduce.text.languages import LanguageProfiles
@@ -93,7 +93,7 @@ class ServedModel(Model):
 
     @override
     def translate(
-        self, sentences: list[str], search: SearchSettings, **options: Unpack[TranslateOptions]
+        self, sentences: list[str], search: SearchSettings, **options: Unpack[JobOptions]
     ) -> list[Translation]:
         with self.access.hold_shared():
             return self.translator.translate(sentences, search, **options)

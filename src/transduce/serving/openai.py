@@ -19,8 +19,8 @@ from typing_extensions import override
 from transduce.inference.translation import token_bytes
 from transduce.serving.completions import (
     MAX_STOPS,
-    Choice,
     Completion,
+    CompletionChoice,
     CompletionRequest,
     Completions,
     FinishReason,
@@ -515,7 +515,7 @@ def _usage(completion: Completion) -> Usage:
     return Usage(prompt_tokens=prompt, completion_tokens=answer, total_tokens=prompt + answer)
 
 
-def _chat_choice(index: int, choice: Choice, *, with_tokens: bool) -> ChatChoice:
+def _chat_choice(index: int, choice: CompletionChoice, *, with_tokens: bool) -> ChatChoice:
     log_probabilities = [
         TokenLogProbability(token=token.text, logprob=token.log_probability, bytes=list(token_bytes(token.text)))
         for token in choice.tokens
@@ -528,7 +528,7 @@ def _chat_choice(index: int, choice: Choice, *, with_tokens: bool) -> ChatChoice
     )
 
 
-def _text_choice(index: int, choice: Choice, *, with_tokens: bool) -> TextChoice:
+def _text_choice(index: int, choice: CompletionChoice, *, with_tokens: bool) -> TextChoice:
     tokens = [token.text for token in choice.tokens]
     log_probabilities = TextLogProbabilities(
         tokens=tokens,

@@ -29,7 +29,7 @@ from transduce.serving.batching import busy_error, call_in_loop
 from transduce.serving.limits import AdmissionCounter
 from transduce.serving.messages import RequestError
 from transduce.serving.responses import error_content
-from transduce.serving.service import Catalog
+from transduce.serving.service import ModelCatalog
 from transduce.serving.settings import ServingSettings
 
 _LOG = logging.getLogger("transduce.serving")
@@ -379,7 +379,7 @@ class Server(uvicorn.Server):
         application: Application,
         settings: ServingSettings,
         announce: Callable[[], object] = lambda: None,
-        load: Callable[[], Catalog] | None = None,
+        load: Callable[[], ModelCatalog] | None = None,
     ) -> None:
         """Configure uvicorn for the application; nothing runs until `serve` is called.
 
@@ -502,7 +502,7 @@ class Server(uvicorn.Server):
             else:
                 call_in_loop(self._loop, self._use, catalog, tls)
 
-    def _use(self, catalog: Catalog, tls: ssl.SSLContext | None) -> None:
+    def _use(self, catalog: ModelCatalog, tls: ssl.SSLContext | None) -> None:
         try:
             self.application.service.use(catalog)
         except TransduceError as error:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
-from transduce.documents.markup import Plan, join_plans, markup_plan, plan_text, with_source_language
+from transduce.documents.markup import MarkupPlan, join_plans, markup_plan, plan_text, with_source_language
 from transduce.documents.markup_tokens import MarkupSettings
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.documents.units import DocumentSettings
@@ -137,7 +137,7 @@ class PlannedText(NamedTuple):
     """A text of a request that is prepared for translation: divided into sentences, with its model and language."""
 
     text: str
-    plan: Plan
+    plan: MarkupPlan
     """The sentences (or lines) to translate, with a function that assembles the translated text from their
     translations."""
     model: Model | None
@@ -151,7 +151,7 @@ class PlannedText(NamedTuple):
 Report = Callable[[LineProgress], None]
 
 
-class Catalog(NamedTuple):
+class ModelCatalog(NamedTuple):
     """The models and API keys of a server, which it can load again while it runs."""
 
     models: Sequence[Model]
@@ -179,7 +179,7 @@ class Service:
     It translates texts; the APIs only convert requests and answers.
     """
 
-    def __init__(self, catalog: Catalog, settings: ServingSettings, *, threads: int | None = None) -> None:
+    def __init__(self, catalog: ModelCatalog, settings: ServingSettings, *, threads: int | None = None) -> None:
         """Set up the service; nothing runs until the decoding threads of its engine are started.
 
         Args:
@@ -197,7 +197,7 @@ class Service:
         self.glossaries = GlossaryStore(None if settings.glossary_folder is None else Path(settings.glossary_folder))
         self.engine = Engine(settings, self.metrics, threads=threads)
 
-    def use(self, catalog: Catalog) -> None:
+    def use(self, catalog: ModelCatalog) -> None:
         """Answer further requests with the models, language profiles and API keys of a catalog.
 
         Requests that have been accepted keep their models.
@@ -344,7 +344,7 @@ def _plan_texts(request: TranslationRequest, served: Served) -> list[PlannedText
 
 
 def _identify(
-    text_plan: Plan, texts_by_script: Mapping[str | None, str], target: str, served: Served
+    text_plan: MarkupPlan, texts_by_script: Mapping[str | None, str], target: str, served: Served
 ) -> DetectedLanguage:
     """Return the detected language of a text, with its confidence.
 
@@ -365,7 +365,7 @@ def _identify(
     return served.routes.identify_source(text, target, served.detector)
 
 
-def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
+def _texts_by_script(plans: Iterable[MarkupPlan]) -> dict[str | None, str]:
     """Return a dict from each script to all texts of a request in this script, joined to one text.
 
     The language of short texts is judged on the joined text. The key None has the texts of all scripts joined, for
@@ -380,7 +380,7 @@ def _texts_by_script(plans: Iterable[Plan]) -> dict[str | None, str]:
     return {script: " ".join(each) for script, each in texts.items()}
 
 
-def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
+def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> MarkupPlan:
     """Return a plan for the translation of a request's text, divided by its format into lines or other units.
 
     Args:
@@ -400,7 +400,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> Plan:
     return markup_plan(text, with_source_language(settings, source), spaced=spaced)
 
 
-def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> Plan:
+def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> MarkupPlan:
     """Return a plan for the translation of a document that is text, such as Markdown: its units that are translated.
 
     Args:
@@ -571,7 +571,7 @@ def token_probabilities(texts: Iterable[Alternative | Continuation]) -> tuple[To
     )
 
 
-def _assemble(plan: Plan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
+def _assemble(plan: MarkupPlan, sentence_translations: Sequence[AlignedTranslation], rank: int) -> str:
     """Return one translation of a text, made of the alternatives of its sentences at the same rank.
 
     Args:

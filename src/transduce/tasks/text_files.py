@@ -17,7 +17,7 @@ from transduce.text.corpus import CorpusFiles, Format, format_of
 from transduce.text.files import content_sha256
 from transduce.text.pair_files import (
     Columns,
-    Origin,
+    ConversionOrigin,
     PairRow,
     TableFormat,
     languages_of,
@@ -121,7 +121,7 @@ def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, 
     if overwrite or not out.exists():
         columns = Columns(data.columns, data.languages, found.append, **more)
         is_lines = format in ("csv", "tsv", "jsonl")
-        origin = Origin(name, "line" if is_lines else "unit" if format == "tmx" else "row")
+        origin = ConversionOrigin(name, "line" if is_lines else "unit" if format == "tmx" else "row")
         _write(read_table(path, format, columns), out, origin)
     return str(out)
 
@@ -163,7 +163,7 @@ def store_standard_input(out: Path, format: Format) -> str:
     with path.open("wb") as file:
         file.write(line)
         shutil.copyfileobj(sys.stdin.buffer, file)
-    write_file(origin_path(path), Origin("standard input").header)
+    write_file(origin_path(path), ConversionOrigin("standard input").header)
     return str(path)
 
 
@@ -182,7 +182,7 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
         TransduceError: the object holds no pairs of texts.
     """
     found = list[tuple[str, str]]()
-    _write(_read_objects(pairs, data, name, found), out, Origin(name, "row"))
+    _write(_read_objects(pairs, data, name, found), out, ConversionOrigin(name, "row"))
     return languages_of(found[0]) if found else None
 
 
@@ -215,7 +215,7 @@ def _read_objects(pairs: Any, data: DataSettings, name: str, found: list[tuple[s
     return read_objects(pairs, Columns(data.columns, data.languages, found.append, weight, data.document_column), name)
 
 
-def _write(pairs: Iterable[PairRow], out: Path, origin: Origin) -> None:
+def _write(pairs: Iterable[PairRow], out: Path, origin: ConversionOrigin) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with open_atomically(origin_path(out)) as numbers, open_atomically(out) as file:
         file.writelines(_encoded(origin.write(numbers, pairs)))

@@ -308,7 +308,7 @@ def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
 # the number of each pair's line or translation unit in the table, as little-endian uint64. Rows need no numbers.
 
 
-class Origin(msgspec.Struct, frozen=True):
+class ConversionOrigin(msgspec.Struct, frozen=True):
     """The table, stream or Python object from which a file of JSON lines was converted, for locations in messages."""
 
     name: str
@@ -341,8 +341,8 @@ def origin_path(path: str | Path) -> Path:
     return Path(f"{path}.origin")
 
 
-def origin_of(path: str, line: int) -> tuple[Origin, int]:
-    """Return the `Origin` of a file and the number in the original of one of its lines.
+def origin_of(path: str, line: int) -> tuple[ConversionOrigin, int]:
+    """Return the `ConversionOrigin` of a file and the number in the original of one of its lines.
 
     A file that was not converted is its own origin, with the line's own number.
 
@@ -352,11 +352,11 @@ def origin_of(path: str, line: int) -> tuple[Origin, int]:
     """
     try:
         with origin_path(path).open("rb") as file:
-            origin = msgspec.json.decode(file.readline(), type=Origin)
+            origin = msgspec.json.decode(file.readline(), type=ConversionOrigin)
             file.seek(8 * (line - 1), io.SEEK_CUR)
             number = file.read(8)
     except (OSError, msgspec.MsgspecError):
-        return Origin(path), line
+        return ConversionOrigin(path), line
     return origin, struct.unpack("<Q", number)[0] if len(number) == 8 else line
 
 

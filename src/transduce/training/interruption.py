@@ -107,7 +107,7 @@ def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: 
         for batch in batches:
             optimizer.begin_batch(last=True)
             loss(batch).total.backward()
-            optimizer.collect_gradient()
+            optimizer.finish_batch()
     finally:
         optimizer.discard_gradient()
 

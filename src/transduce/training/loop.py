@@ -51,7 +51,7 @@ from transduce.training.loss_spikes import (
     DropoutMonitor,
     LossWindow,
     MicroBatch,
-    Origin,
+    NonFiniteOrigin,
     SkippedStep,
     find_origin,
 )
@@ -537,7 +537,7 @@ class Trainer:
         # A non-finite gradient makes the optimizer skip this step in every process. No value is read back before the
         # whole backward pass has been launched on the GPU.
         (loss.total * torch.where(mean.isfinite(), 1.0, math.nan)).backward()
-        self.optimizer.collect_gradient()
+        self.optimizer.finish_batch()
         return loss, MicroBatch(position, batch, float(mean))
 
     def _seeded_loss(self, batch: Any, position: int) -> Loss:
@@ -551,7 +551,7 @@ class Trainer:
 
         Of several processes, only the first and those with a bad micro-batch do so.
         """
-        first, origin = skipped.suspects[0], Origin()
+        first, origin = skipped.suspects[0], NonFiniteOrigin()
         if self.processes.count > 1 and not (skipped.at_fault or self.processes.is_first):
             return  # the cause lies in another process
         if self.processes.count == 1 and not skipped.is_high and not skipped.is_empty:

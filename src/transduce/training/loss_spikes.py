@@ -135,7 +135,7 @@ class MicroBatch(NamedTuple):
     """Mean loss per target token, in nats."""
 
 
-class Origin(msgspec.Struct, frozen=True):
+class NonFiniteOrigin(msgspec.Struct, frozen=True):
     """The origin of a non-finite loss or gradient, found by computing the batch once more."""
 
     module: str | None = None
@@ -198,7 +198,9 @@ class SkippedStep(NamedTuple):
             return "no target of its batches has a weight above 0 in the loss"
         return f"the norm of its gradient is {self.gradient_norm:g}"
 
-    def write(self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: Origin) -> Path | None:
+    def write(
+        self, folder: Path, describe: Callable[[Any], dict[str, Any]] | None, origin: NonFiniteOrigin
+    ) -> Path | None:
         """Write a JSON record of the step into the run folder, and return the file's path.
 
         Nothing is written, and None returned, if the disk is full or 50 records exist already.
@@ -233,11 +235,11 @@ def _json_number(number: float) -> float | str:
     return number if math.isfinite(number) else f"{number:g}"
 
 
-def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
+def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> NonFiniteOrigin:
     """Compute a micro-batch once more, to find the first module and gradients with numbers that are not finite.
 
-    The result is an `Origin`: the names of the first module with such an output, and of the first 10 parameters with
-    such a gradient.
+    The result is a `NonFiniteOrigin`: the names of the first module with such an output, and of the first 10 parameters
+    with such a gradient.
 
     Args:
         model: the model, to whose gradients this computation adds.
@@ -256,7 +258,7 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> Origin:
         with torch.compiler.set_stance("force_eager"), recording_disabled():
             compute().total.backward()
     bad = [name for name, _ in model.named_parameters() if name in gradients]
-    return Origin(next(iter(outputs), None), bad[:_MAX_PARAMETERS])
+    return NonFiniteOrigin(next(iter(outputs), None), bad[:_MAX_PARAMETERS])
 
 
 def _watch(name: str, names: list[str]) -> Callable[..., None]:

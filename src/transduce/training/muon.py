@@ -36,7 +36,7 @@ _MAX_ELEMENTS, _MAX_ELEMENTS_OF_THREAD, _MAX_ELEMENTS_OF_GPU = 1 << 22, 1 << 21,
 Gather = Callable[[str, Tensor], tuple[Tensor, int]]
 
 
-class Weight(NamedTuple):
+class MatrixShapes(NamedTuple):
     """The shape of a parameter that Muon updates: one matrix, or several matrices that are stacked by rows."""
 
     local_shape: torch.Size
@@ -125,7 +125,7 @@ class Muon:
         self,
         master: Tensor,
         gradient: Tensor,
-        weights: Mapping[str, Weight],
+        weights: Mapping[str, MatrixShapes],
         settings: ResolvedTraining,
         *,
         gather: Gather | None = None,
@@ -224,7 +224,7 @@ class Muon:
         return {"momentum": self.momentum}
 
 
-def _group_by_memory(weights: Mapping[str, Weight], processes: int, max_elements: int) -> list[list[str]]:
+def _group_by_memory(weights: Mapping[str, MatrixShapes], processes: int, max_elements: int) -> list[list[str]]:
     """Divide weights into groups, lists of names, each of which is orthogonalized together to limit the memory.
 
     A group ends with the weight by which it reaches `max_elements` elements, or an equal share of all elements for each

@@ -24,7 +24,7 @@ from transduce.process_environment import release_freed_memory
 from transduce.training.checkpoint import RowRange, StoredTensor
 from transduce.training.distributed import Processes
 from transduce.training.lora import FrozenWeights
-from transduce.training.muon import Gather, Muon, Weight
+from transduce.training.muon import Gather, MatrixShapes, Muon
 from transduce.training.settings import ResolvedTraining
 
 # --- sums of gradients over processes ---
@@ -162,7 +162,7 @@ class Adam:
             maximize=False,
         )
 
-    def numbers(self, factor: float, rate: float, updates: int) -> AdamScalars:
+    def scalars(self, factor: float, rate: float, updates: int) -> AdamScalars:
         """Return the scalars of a fused Adam kernel for update number `updates`, counted from 1, with bias correction.
 
         The kernel multiplies the gradient by `factor`; `rate` is the learning rate.
@@ -230,7 +230,7 @@ class FlatUpdate:
         self._decaying = [[self.masters[name] for name in names if len(shapes[name]) > 1] for names in self._names]
         self._start_of_muon = start = sum(shapes[name].numel() for name in self._names[0])
         self.adam = Adam(master[:start], gradient[:start], settings)
-        weights = {name: Weight(shapes[name], matrices[name]) for name in self._names[1]}
+        weights = {name: MatrixShapes(shapes[name], matrices[name]) for name in self._names[1]}
         self.muon = (
             Muon(master[start:], gradient[start:], weights, settings, gather=gather, processes=processes)
             if weights
@@ -277,8 +277,8 @@ class FlatUpdate:
         start, (rate, shrink) = self._start_of_muon, rates
         _shrink(self._decaying[0], shrink)
         if start:
-            numbers = self.adam.numbers(factor, rate, updates)
-            kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, numbers, decay)
+            scalars = self.adam.scalars(factor, rate, updates)
+            kernels.update_by_adam(self._part(slice(0, start)), self.adam.moments, scalars, decay)
         if self.muon is not None:
             direction = self.muon.find_update(kernels, factor)
             kernels.apply_update(self._part(slice(start, None)), decay, direction, rate, shrink)
@@ -361,7 +361,7 @@ def collect_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> Non
             parameter.register_post_accumulate_grad_hook(_move_to(slot))
 
 
-def discard_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
+def clear_gradients(parameters: Sequence[nn.Parameter], vector: Tensor) -> None:
     """Set the vector of accumulated gradients to zero, and drop gradients that an interrupted backward pass left."""
     vector.zero_()
     for parameter in parameters:
@@ -465,8 +465,8 @@ class Optimizer(Protocol):
     def begin_batch(self, *, last: bool) -> None:
         """Prepare for a micro-batch; during the last one of a step, gradients are summed over processes."""
 
-    def collect_gradient(self) -> None:
-        """Collect the gradient of the micro-batch whose backward pass has finished.
+    def finish_batch(self) -> None:
+        """Complete the gradient of the micro-batch whose backward pass has finished.
 
         After the last micro-batch of a step, wait for the sums over processes.
         """
@@ -556,7 +556,7 @@ class FlatOptimizer(Optimizer):
             self._reduction.begin(last=last)
 
     @override
-    def collect_gradient(self) -> None:
+    def finish_batch(self) -> None:
         if self._reduction is not None:
             self._reduction.finish()
 
@@ -578,7 +578,7 @@ class FlatOptimizer(Optimizer):
 
     @override
     def discard_gradient(self) -> None:
-        discard_gradients(self._parameters, self.gradient)
+        clear_gradients(self._parameters, self.gradient)
         self._between_steps = True
 
     def state(self) -> dict[str, dict[str, Tensor]]:

@@ -90,7 +90,7 @@ class ShardedOptimizer(Optimizer):
         self._last = last
 
     @override
-    def collect_gradient(self) -> None:
+    def finish_batch(self) -> None:
         if not self._last:
             return
         torch.cat([_own_gradient(p) for p in self._parameters.values()], out=self._update.gradient)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transduce.errors import import_extra
 from transduce.interop.components import (
     MAXIMUM_POSITIONS,
-    Linear,
+    LinearWeights,
     attention_projections,
     embedding_scale,
     has_sandwich_norm,
@@ -255,7 +255,7 @@ class Memory(NamedTuple):
     """A bias on the attention scores that masks the source's padding."""
 
 
-def build_linear(graph: Graph, x: str, layer: Linear) -> str:
+def build_linear(graph: Graph, x: str, layer: LinearWeights) -> str:
     """Add a linear layer to an ONNX graph, from x (…, inputs) to the result (…, outputs), whose name is returned."""
     y = graph.apply("MatMul", x, graph.matrix(layer.weight))
     return y if layer.bias is None else graph.apply("Add", y, graph.weight(layer.bias))

@@ -300,7 +300,7 @@ class HeadAddresses:
         )
 
 
-class Head(HeadAddresses):
+class HeadEmitter(HeadAddresses):
     """An emitter of attention for one key/value head in one sentence, with vector instructions.
 
     Intermediate arrays are in the thread's scratch space.
@@ -551,7 +551,7 @@ class AttentionEmitter:
         yield
 
 
-class _Contexts(Head):
+class _Contexts(HeadEmitter):
     """An emitter of attention's forward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:
@@ -627,7 +627,7 @@ class _Contexts(Head):
                 self.store_scaled(out, k.mul(number, stride), columns, total, inverse)
 
 
-class _Gradients(Head):
+class _Gradients(HeadEmitter):
     """An emitter of attention's backward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:

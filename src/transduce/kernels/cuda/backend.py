@@ -14,7 +14,7 @@ from typing_extensions import override
 from transduce.kernel_interfaces import AdamScalars, TrainingKernels, UpdatedVectors
 from transduce.kernels.cuda import Pool, attention, ceil_div, recording, rows
 from transduce.kernels.cuda.attention import AttentionNode
-from transduce.kernels.cuda.rows import DropNode, add_sum_of_rows
+from transduce.kernels.cuda.rows import GpuDropNode, add_sum_of_rows
 from transduce.kernels.cuda.triton import rows as triton_kernels
 from transduce.kernels.training_executor import (
     LinearKernels,
@@ -47,7 +47,7 @@ _MAX_SIZES = 128  # recorded sizes to keep; for the paper's base model each take
 _LOG = logging.getLogger("transduce.training")
 
 
-class LossRecorder:
+class GpuLossRecorder:
     """A recorder of CUDA graphs for a model's training loss: a forward and a backward graph for each batch size.
 
     A size is recorded when it occurs for the second time; until then, and after a failure, losses are computed eagerly.
@@ -131,7 +131,7 @@ def can_record(device: torch.device) -> bool:
 class _RecordedLoss:
     """The loss of batches of one size, with an input buffer and, once recorded, forward and backward CUDA graphs."""
 
-    def __init__(self, recorder: LossRecorder, compute: Compute, count: int, device: torch.device) -> None:
+    def __init__(self, recorder: GpuLossRecorder, compute: Compute, count: int, device: torch.device) -> None:
         self._recorder, self._compute = recorder, compute
         self._inputs = torch.zeros(count + rows.MAX_SEEDS, dtype=torch.int64, device=device)
         self._slope = torch.ones((), device=device)
@@ -365,7 +365,7 @@ class _SublayerNodes:
         """Compute the sub-layer with its norm and residual connection, (1, N, D) to (1, N, D)."""
         y = self._norm(x) if self.sublayer.norm_is_before else x
         y = self._attend(y) if self._attends else self._feed_forward(y)
-        x = self._run(DropNode, x, y, self._dropped) if self._dropped else x + y
+        x = self._run(GpuDropNode, x, y, self._dropped) if self._dropped else x + y
         return x if self.sublayer.norm_is_before else self._norm(x)
 
     def backward(self, grad_out: Tensor) -> Tensor:
@@ -450,14 +450,14 @@ _BLOCK = 1024
 
 
 def update_by_adam(
-    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], scalars: AdamScalars, average_decay: float
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
     This function implements `TrainingKernels.update_by_adam`, which describes the arguments.
     """
     triton_kernels.adam[_grid(vectors.master)](
-        *_pointers(vectors), *moments, vectors.master.numel(), *numbers, average_decay, *_has(vectors), _BLOCK
+        *_pointers(vectors), *moments, vectors.master.numel(), *scalars, average_decay, *_has(vectors), _BLOCK
     )
 
 
@@ -513,7 +513,7 @@ class _PackedBatches:
     The class implements `PackedAttention`.
     """
 
-    record_losses = staticmethod(LossRecorder)
+    record_losses = staticmethod(GpuLossRecorder)
     attend = staticmethod(attention.attend)
 
     def supports(self, model: nn.Module, max_length: int) -> bool:

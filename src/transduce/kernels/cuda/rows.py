@@ -195,10 +195,10 @@ def drop_and_add(residual: Tensor | None, x: Tensor, drop_256ths: int) -> Tensor
 
     Each element is dropped with probability drop_256ths / 256.
     """
-    return DropNode.apply(residual, x, drop_256ths)  # type: ignore[no-any-return,no-untyped-call]
+    return GpuDropNode.apply(residual, x, drop_256ths)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class DropNode(torch.autograd.Function):
+class GpuDropNode(torch.autograd.Function):
     """Dropout and residual addition as an autograd function, which saves only the seed of the mask.
 
     The backward pass computes the mask of dropped elements again.

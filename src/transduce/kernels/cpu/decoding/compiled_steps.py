@@ -48,7 +48,7 @@ from transduce.model.attention import QueryKeyNormAttention
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
 from transduce.model.feed_forward import GATES
-from transduce.model.layer_graph import Graph, Table, description_of, refusal, table
+from transduce.model.layer_graph import Graph, SupportTable, description_of, refusal, table
 from transduce.model.layers import DecoderLayer, EncoderLayer, each_layer
 from transduce.model.transformer import Encoder
 
@@ -347,8 +347,8 @@ _COMPONENTS = {
 }
 
 
-def _table(what: str, classes: str, linear: str, projection: str, **changed: str) -> Table:
-    """Return the `Table` of a compiled decoder or encoder: its classes, linear layers, and `_COMPONENTS`."""
+def _table(what: str, classes: str, linear: str, projection: str, **changed: str) -> SupportTable:
+    """Return the `SupportTable` of a compiled decoder or encoder: its classes, linear layers, and `_COMPONENTS`."""
     components = _COMPONENTS | changed
     return table(what, class_=classes, linear_layers=linear, output_projection=projection, **components)
 
@@ -356,16 +356,16 @@ def _table(what: str, classes: str, linear: str, projection: str, **changed: str
 COMPILED = _table(
     "the compiled decoder", "PrepackedTransformer PrepackedDecoder", "CompiledLinear", "CompiledVocabulary"
 )
-"""The `Table` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
+"""The `SupportTable` of components and options that a model with prepacked weights may have for a `CompiledModel`."""
 COMPILABLE = _table("the compiled decoder", "Transformer Decoder", "Linear", "Linear")
-"""The `Table` of components and options that a model may have so that its inference copy can be compiled.
+"""The `SupportTable` of components and options that a model may have so that its inference copy can be compiled.
 
 An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
 ENCODED = _table("the compiled encoder", "PrepackedEncoder", "CompiledLinear", "Linear", token_types="none some")
-"""The `Table` of components and options that an encoder with prepacked weights may have for a `CompiledModel`."""
+"""The `SupportTable` of what an encoder with prepacked weights may have for a `CompiledModel`."""
 ENCODABLE = _table("the compiled encoder", "Encoder", "Linear", "Linear", token_types="none some")
-"""The `Table` of components and options that an encoder may have so that its inference copy can be compiled."""
+"""The `SupportTable` of components and options that an encoder may have so that its inference copy can be compiled."""
 
 
 def why_not_compilable(model: nn.Module) -> str | None:

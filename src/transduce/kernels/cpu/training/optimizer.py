@@ -246,7 +246,7 @@ def supports_update(vectors: UpdatedVectors) -> bool:
 
 
 def update_by_adam(
-    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], numbers: AdamScalars, average_decay: float
+    vectors: UpdatedVectors, moments: tuple[Tensor, Tensor], scalars: AdamScalars, average_decay: float
 ) -> None:
     """Update parameters by Adam in place, zero their gradients, and refresh their moving average and bfloat16 copy.
 
@@ -256,8 +256,8 @@ def update_by_adam(
     for moment in moments:
         _check(moment, vectors.master.numel())
     first, second = (moment.data_ptr() for moment in moments)
-    scalars = {name: float_bits(number) for name, number in numbers._asdict().items()}
-    _run("adam", vectors, average_decay, first=first, second=second, **scalars)
+    bits = {name: float_bits(scalar) for name, scalar in scalars._asdict().items()}
+    _run("adam", vectors, average_decay, first=first, second=second, **bits)
 
 
 def update_momentum(gradient: Tensor, momentum: Tensor, out: Tensor, factor: float, decay: float) -> None:
