@@ -126,16 +126,11 @@ def start_search(
         batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
     elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
         batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
-    max_positions = max_model_positions(models)
-    histories = batch.histories or [History()] * len(batch.source_ids)
+    max_positions, histories = max_model_positions(models), batch.histories or [History()] * len(batch.source_ids)
+    words = word_continuations(vocabulary) if any(batch.phrases) else None
     max_lengths = [
         _max_length(
-            search,
-            len(source) - len(history.source),
-            prefix,
-            phrases,
-            max_positions - len(history.target),
-            continuations=word_continuations(vocabulary) if phrases else None,
+            search, len(source) - len(history.source), prefix, phrases, max_positions - len(history.target), words
         )
         for source, history, prefix, phrases in zip(
             batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
@@ -269,7 +264,6 @@ def _max_length(
     prefix: Sequence[int],
     phrases: Sequence[Phrase],
     max_positions: int,
-    *,
     continuations: WordContinuations | None,
 ) -> int:
     """Return the maximum length of one sentence's translation in tokens, including the end symbol.
@@ -282,7 +276,7 @@ def _max_length(
             or into `max_length`, if that is set; or the phrases alone do not fit into the default maximum length.
     """
     max_length = min(search.max_length_for(source_tokens), max_positions)
-    matcher = PhraseMatcher(phrases, continuations)
+    matcher = PhraseMatcher(phrases, continuations if phrases else None)
     after_prefix = reduce(matcher.next, prefix, matcher.start)
     needed = max(len(prefix) + matcher.tokens_needed(after_prefix), search.min_length) + 1  # with the end symbol
     if needed > max_positions:

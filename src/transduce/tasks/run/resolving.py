@@ -460,11 +460,9 @@ def resolve_training(
         kind.choose_batch_tokens(epoch_tokens, machine.device),
         note=kind.batch_note,
     )
-    if training.minutes is not None:
+    if (minutes := training.minutes) is not None:
         take("minutes", None)
-        steps = None
-    else:
-        steps = take("steps", kind.choose_steps(pairs, epoch_tokens, batch_tokens))
+    steps = None if minutes is not None else take("steps", kind.choose_steps(pairs, epoch_tokens, batch_tokens))
     # The paper's schedule is for post-norm models that start from random weights.
     order = model.norm_order if settings.init_from is None and model.kind != "recurrent" else "pre"
     schedule = take("schedule", kind.choose_schedule(order))
