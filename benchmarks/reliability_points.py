@@ -17,7 +17,7 @@ from transduce.tasks.kinds.translation import DevSet, TranslationObjective
 from transduce.tasks.run.run import RunRequest, prepare_run
 from transduce.tasks.settings.reading import put_setting
 from transduce.tasks.train import train
-from transduce.training import checkpoint, loop
+from transduce.training import loop
 from transduce.training.checkpoint import load_newest
 
 EVERY = 4  # steps between checkpoints and between validations
@@ -82,7 +82,7 @@ def stopping_at(point: Point | None) -> Iterator[None]:
         "backward": (TranslationObjective, "loss"),
         "validation": (DevSet, "validate"),
         "keeping": (loop.Trainer, "_keep"),
-        "saving": (checkpoint, "save_checkpoint"),
+        "saving": (loop, "save_checkpoint"),
     }[point.where]
     original = getattr(owner, name)
 

@@ -117,7 +117,7 @@ def test_the_second_ctrl_c_stops_at_once_and_the_checkpoint_before_stays(
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("transduce.training.checkpoint.save_checkpoint", impatient)
+    monkeypatch.setattr("transduce.training.loop.save_checkpoint", impatient)
     with pytest.raises(KeyboardInterrupt):
         run.trainer.run()
     newest, _ = load_newest(tmp_path / "checkpoints")
