@@ -450,13 +450,11 @@ class _Assembly:
             source, translated = "".join(t.source for t in self.planner.blocks[part].tokens), self._text(part)
             is_spaced = self.planner.spaced or _SPACED_SENTENCES.match(translated_end[-1:]) is not None
             is_changed = self.translations[part] != self.planner.sentences[part]
-            if not is_changed and not last_is_changed:
-                gap = ""
-            elif is_spaced:
-                gap = _gap(source_end, source, translated_end, translated)
-            else:
-                gap = ""
-                if all(map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))):
+            gap = ""
+            if is_changed or last_is_changed:
+                if is_spaced:
+                    gap = _gap(source_end, source, translated_end, translated)
+                elif all(map(is_unspaced_or_punctuation, (translated_end[-1:], translated.strip()[:1]))):
                     translated = translated.lstrip(" ")
             if gap:
                 written.insert(last_start if last_start >= 0 else len(written), gap)

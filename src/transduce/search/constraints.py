@@ -8,7 +8,7 @@ Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -71,12 +71,11 @@ class PhraseMatcher:
         self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
         self._needed: dict[PhraseProgress, int] = {}
         self._least_tokens: dict[tuple[frozenset[int], tuple[int, ...]], int] = {}
-        self._contained = {
-            spelling: frozenset(n for n, other in self._spellings(self.start.unmet) if self._contains(spelling, other))
-            for spelling in self._borders
-        }
-        pairs = product(self._borders, repeat=2)
-        self._shared = {pair: self._count_shared_tokens(*pair) for pair in pairs}
+        self._owners: dict[tuple[int, ...], set[int]] = {}
+        for number, spelling in self._spellings(self.start.unmet):
+            self._owners.setdefault(spelling, set()).add(number)
+        self._contained = {spelling: self._find_contained(spelling) for spelling in self._borders}
+        self._shared = self._count_shared_tokens()
         self._overlapping = self._find_overlapping_phrases()
 
     def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
@@ -170,17 +169,31 @@ class PhraseMatcher:
             yield length
             length = self._borders[spelling][length - 1]
 
-    def _count_shared_tokens(self, first: tuple[int, ...], second: tuple[int, ...]) -> int:
-        """Return the maximum number of last tokens of a spelling that can also begin another one after it."""
-        lengths = self._begun_lengths(second, first)
-        return next((length for length in lengths if not self._is_one_word(first[-1], second[length])), 0)
+    def _count_shared_tokens(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], int]:
+        """Return a dict from pairs of spellings to the maximum number of last tokens of one that can begin the other.
 
-    def _contains(self, spelling: tuple[int, ...], other: tuple[int, ...]) -> bool:
-        """Return whether a hypothesis that has written a spelling also contains the phrase that `other` spells."""
-        return any(
-            spelling[end - len(other) : end] == other
-            and (end == len(spelling) or not self._is_one_word(other[-1], spelling[end]))
-            for end in range(len(other), len(spelling) + 1)
+        Pairs without such tokens are left out. Spellings are looked up by their beginnings, since pairs may be many.
+        """
+        with_beginning: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for spelling in self._borders:
+            for length in range(1, len(spelling)):
+                with_beginning.setdefault(spelling[:length], []).append(spelling)
+        shared: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        for first in self._borders:
+            for length in range(len(first), 0, -1):
+                for second in with_beginning.get(first[-length:], ()):
+                    if not self._is_one_word(first[-1], second[length]):
+                        shared.setdefault((first, second), length)
+        return shared
+
+    def _find_contained(self, spelling: tuple[int, ...]) -> frozenset[int]:
+        """Return the indices of the phrases that a hypothesis contains when it has written a spelling."""
+        return frozenset(
+            number
+            for end in range(1, len(spelling) + 1)
+            if end == len(spelling) or not self._is_one_word(spelling[end - 1], spelling[end])
+            for start in range(end)
+            for number in self._owners.get(spelling[start:end], ())
         )
 
     def _is_one_word(self, token: int, following: int) -> bool:
@@ -188,19 +201,9 @@ class PhraseMatcher:
 
     def _find_overlapping_phrases(self) -> frozenset[int]:
         """Return the indices of phrases that can share tokens with other phrases, within `_MAX_OVERLAPPING`."""
-        spellings = list(self._spellings(self.start.unmet))
-        overlapping = {
-            number
-            for number, spelling in spellings
-            for other_number, other in spellings
-            if number != other_number
-            and (
-                self._shared[spelling, other]
-                or self._shared[other, spelling]
-                or other_number in self._contained[spelling]
-                or number in self._contained[other]
-            )
-        }
+        sharing = [(n, other) for one, two in self._shared for n in self._owners[one] for other in self._owners[two]]
+        sharing += [(n, other) for one, inner in self._contained.items() for n in self._owners[one] for other in inner]
+        overlapping = {number for pair in sharing if pair[0] != pair[1] for number in pair}
         sizes = accumulate(len(self.phrases[number]) for number in sorted(overlapping))
         return frozenset(n for n, size in zip(sorted(overlapping), sizes, strict=True) if size <= _MAX_OVERLAPPING)
 
