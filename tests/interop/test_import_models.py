@@ -41,6 +41,8 @@ T5: dict[str, Any] = {"vocab_size": V, "d_model": 16, "d_kv": 4, "d_ff": 24, "nu
 T5 |= {"num_decoder_layers": 1, "decoder_start_token_id": 0}
 DISTILBERT = {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
 BERT = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+ALBERT = BERT | {"embedding_size": 8}
+MPNET = BERT | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 GPT2 = {
     "vocab_size": V,
     "n_embd": 16,
@@ -76,6 +78,11 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("DistilBertForMaskedLM", DISTILBERT),
     ("DistilBertForMaskedLM", DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 1}),
     ("ElectraForMaskedLM", BERT | {"embedding_size": 16}),
+    ("ElectraForMaskedLM", ALBERT),
+    ("AlbertForMaskedLM", ALBERT),
+    ("AlbertForMaskedLM", ALBERT | {"embedding_size": 16, "hidden_act": "relu", "num_hidden_layers": 3}),
+    ("MPNetForMaskedLM", MPNET),
+    ("MPNetForMaskedLM", MPNET | {"hidden_size": 24, "num_hidden_layers": 3}),
 ]
 CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForSequenceClassification", BERT | {"num_labels": 3}),
@@ -83,6 +90,11 @@ CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("DistilBertForSequenceClassification", DISTILBERT | {"num_labels": 3}),
     ("ElectraForSequenceClassification", BERT | {"num_labels": 3, "embedding_size": 16}),
     ("ElectraForTokenClassification", BERT | {"num_labels": 3, "embedding_size": 16}),
+    ("ElectraForSequenceClassification", ALBERT | {"num_labels": 3}),
+    ("AlbertForSequenceClassification", ALBERT | {"num_labels": 3}),
+    ("AlbertForTokenClassification", ALBERT | {"num_labels": 3, "hidden_act": "gelu"}),
+    ("MPNetForSequenceClassification", MPNET | {"num_labels": 3}),
+    ("MPNetForTokenClassification", MPNET | {"num_labels": 4}),
     ("DistilBertForTokenClassification", DISTILBERT | {"num_labels": 3}),
     ("BertForTokenClassification", BERT | {"num_labels": 3}),
     ("RobertaForTokenClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),

@@ -219,12 +219,14 @@ _DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
     "distilbert": "DistilBertTokenizer",
     "electra": "ElectraTokenizer",
+    "albert": "AlbertTokenizer",
+    "mpnet": "MPNetTokenizer",
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
 }
 """A dict from `model_type` to the tokenizer class of folders that name none."""
-_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
 """Tokenizer classes for which some settings of tokenizer_config.json override the normalizer of tokenizer.json."""
 _SPACED_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
 """Tokenizer classes for which `add_prefix_space` in tokenizer_config.json overrides tokenizer.json."""
@@ -653,11 +655,14 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
 def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
     """Return `TokenizerParts` that put a text between a BERT class's tokens, whatever the stored post-processor does.
 
-    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP]; one that the vocabulary lacks is left out.
+    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP], or <s> and </s> for MPNet; one that the
+    vocabulary lacks is left out.
     """
+    is_mpnet = _class_name(files, str(files.json("config.json").get("model_type"))) == "MPNetTokenizer"
+    first, last = ("<s>", "</s>") if is_mpnet else SPECIAL_TOKENS[:2]
     start, end = (
         parts.ids.get(default) if (id := _token_id(files, parts.ids, name)) is None else id
-        for name, default in (("cls_token", SPECIAL_TOKENS[0]), ("sep_token", SPECIAL_TOKENS[1]))
+        for name, default in (("cls_token", first), ("sep_token", last))
     )
     return parts._replace(before=() if start is None else (start,), after=() if end is None else (end,))
 

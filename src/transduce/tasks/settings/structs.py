@@ -571,6 +571,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     num_encoder_layers: int | None = None
     num_decoder_layers: int | None = None
     d_model: int | None = None
+    embedding_size: int | None = None
     d_ff: int | None = None
     num_heads: int | None = None
     num_key_value_heads: int | None = None
@@ -594,6 +595,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     position_offset: int | None = None
     sinusoids_to_end: bool | None = None
     rotary_base: float | None = None
+    relative_bias: bool | None = None
     relative_buckets: int | None = None
     relative_max_distance: int | None = None
     attention: AttentionName | None = None
