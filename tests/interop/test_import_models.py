@@ -433,7 +433,12 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (bart_content(vocab_size=None), "must set `vocab_size`"),
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
-        (BERT | {"model_type": "electra"}, "`embedding_size` must equal `hidden_size`, 16 .* but is 128"),
+        (ALBERT | {"model_type": "albert", "num_hidden_groups": 2}, "`num_hidden_groups` must be 1 .* but is 2"),
+        (
+            MPNET | {"model_type": "mpnet", "relative_attention_num_buckets": 16},
+            "`relative_attention_num_buckets` must be 32 .* but is 16",
+        ),
+        (MPNET | {"model_type": "mpnet", "pad_token_id": 0}, "`pad_token_id` must be 1 .* but is 0"),
         (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
         (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` must be False"),
         (LLAMA | {"model_type": "qwen3", "use_sliding_window": True}, "`use_sliding_window` must be False"),
@@ -576,7 +581,7 @@ def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type
         except TransduceError as error:
             return str(error)
 
-    supported = {"mistral": {"sliding_window": None}, "electra": {"hidden_size": 128}}
+    supported = {"mistral": {"sliding_window": None}}
     content = kind().to_dict() | supported.get(model_type, {})
     assert isinstance(settings(content), dict)
     # A language model's special ids may come from its tokenizer.

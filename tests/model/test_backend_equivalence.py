@@ -398,7 +398,9 @@ def test_every_row_of_the_backends_tables_is_tested() -> None:
     for table in (TRITON, PREPACKABLE, *tables):
         rows = {(aspect, value) for aspect, values in table.values.items() for value in values}
         assert not {row for row in rows if row[0] not in layout} - LISTED.keys() - ONLY_ENCODERS.keys(), table.title
-    assert {aspect for aspect, _ in (*LISTED, *ONLY_ENCODERS)} | layout == {key.rstrip("_").replace("_", " ") for key in EXPORTABLE}
+    assert {aspect for aspect, _ in (*LISTED, *ONLY_ENCODERS)} | layout == {
+        key.rstrip("_").replace("_", " ") for key in EXPORTABLE
+    }
 
 
 def test_every_known_model_setting_is_varied() -> None:

@@ -36,9 +36,9 @@ def check_ids(ids: Tensor, name: str) -> None:
 class Embedding(Component):
     """A module that embeds token ids (B, T) as vectors (B, T, D), rows of a matrix that the caller passes.
 
-    It adds positions, and dropout at the end. If embeddings have a width E of their own, a linear layer follows. The row of the padding id is zero and stays zero, unless the
-    configuration says otherwise. If the start symbol has the padding id, the start symbol's vector is its position
-    alone.
+    It adds positions, and dropout at the end. If embeddings have a width E of their own, a linear layer follows. The
+    row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has the
+    padding id, the start symbol's vector is its position alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -181,14 +181,14 @@ _ACTIVATIONS, _GATES = dict(ACTIVATIONS), dict(GATES)
 SETTINGS = frozenset(
     (
         *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "embedding_size", "d_ff", "num_heads"),
-        *("num_key_value_heads", "d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout", "activation", "norm"),
-        *("norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias", "attention_output_bias"),
-        *("feed_forward_bias", "positions", "max_positions", "position_offset", "sinusoids_to_end", "rotary_base"),
-        *("rotary_scaling", "relative_bias", "relative_buckets", "relative_max_distance", "attention_score"),
-        *("attention_kind", "attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
-        *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
-        *("token_types", "masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels"),
-        *("attention", "recurrent_cell", "bidirectional"),
+        *("num_key_value_heads", "d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout"),
+        *("activation", "norm", "norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias"),
+        *("attention_output_bias", "feed_forward_bias", "positions", "max_positions", "position_offset"),
+        *("sinusoids_to_end", "rotary_base", "rotary_scaling", "relative_bias", "relative_buckets"),
+        *("relative_max_distance", "attention_score", "attention_kind", "attention_scale", "attention_window"),
+        *("tie_source_target", "tie_output", "scale_embeddings", "embedding_norm", "zero_padding_row", "output_bias"),
+        *("output_scale", "pad_id", "eos_id", "start_id", "token_types", "masked_language_head", "pooler"),
+        *("pooler_activation", "num_labels", "token_labels", "attention", "recurrent_cell", "bidirectional"),
         *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
         *("recurrent_context_to", "num_series", "predicts_deviations"),
     )

@@ -445,13 +445,17 @@ def _roberta_obstacles(config: ModelConfig) -> list[str]:
 
 
 def _albert_config(config: ModelConfig) -> dict[str, Any]:
-    return _bert_config(config) | _written(config, stored_names.ALBERT_KEYS) | {
-        "classifier_dropout_prob": config.dropout,
-        "num_hidden_groups": 1,
-        "inner_group_num": 1,
-        # The class ignores these ids, but its configuration has others by default.
-        "bos_token_id": config.start_id,
-    }
+    return (
+        _bert_config(config)
+        | _written(config, stored_names.ALBERT_KEYS)
+        | {
+            "classifier_dropout_prob": config.dropout,
+            "num_hidden_groups": 1,
+            "inner_group_num": 1,
+            # The class ignores these ids, but its configuration has others by default.
+            "bos_token_id": config.start_id,
+        }
+    )
 
 
 def _albert_obstacles(config: ModelConfig) -> list[str]:
