@@ -210,13 +210,15 @@ XLIFF_1 = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
+REVIEW = "needs-review-translation"
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
         (
             '<trans-unit id="1" approved="yes"><source>a b</source><target state="final">c</target></trans-unit>',
-            '<trans-unit id="1" approved="no"><source>a b</source>'
-            + '<target state="needs-review-translation">A B</target></trans-unit>',
+            f'<trans-unit id="1" approved="no"><source>a b</source><target state="{REVIEW}">A B</target></trans-unit>',
         ),
         (
             '<segment state="final"><source>a b</source><target>c</target></segment>',
