@@ -68,7 +68,10 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     chrf: float | None = None
     signature: str | None = None
     scores: dict[str, float] = {}
-    """Further measures of the task by name; those that are better when greater can select the best model."""
+    """Further measures of the task by name; those that are better when greater can select the best model.
+
+    Shares are in percent, except `exact_match`, which is from 0 to 1.
+    """
     perfect: bool = False
     """True if a large enough dev set was entirely right, so that no better model could be recognized."""
     samples: list[tuple[str, str, str]] = []

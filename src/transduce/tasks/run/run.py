@@ -785,7 +785,9 @@ def _finish(
     display.say(outcome.measured)
     if outcome.weakness is not None:
         display.say(advice(outcome.weakness, result))
-    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
+    texts = run.kind.card_texts(corpus, resolved, placement.folder_argument)
+    command = f"{texts.example}{texts.usage}"
+    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. Try: {command}")
 
 
 def advice(weakness: str, result: TrainResult) -> str:
