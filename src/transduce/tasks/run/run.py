@@ -96,12 +96,12 @@ from transduce.training.forecast import (
     SCORE_PROBE_LIMIT,
     SCORE_PROBE_SECONDS,
     forecast_run,
-    refuse_too_large_model,
     with_score,
 )
-from transduce.training.interruption import explain_model_out_of_memory, ignore_hangup
+from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
+from transduce.training.memory import explain_model_out_of_memory, refuse_too_large_model
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 from transduce.ui_language import column, columns_of, labeled, localized, padded, shortened
@@ -785,7 +785,9 @@ def _finish(
     display.say(outcome.measured)
     if outcome.weakness is not None:
         display.say(advice(outcome.weakness, result))
-    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
+    texts = run.kind.card_texts(corpus, resolved, placement.folder_argument)
+    command = f"{texts.example}{texts.usage}"
+    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. Try: {command}")
 
 
 def advice(weakness: str, result: TrainResult) -> str:
