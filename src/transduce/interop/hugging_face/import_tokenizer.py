@@ -222,6 +222,7 @@ _DEFAULT_CLASSES = {
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
+    "opt": "GPT2Tokenizer",
 }
 """A dict from `model_type` to the tokenizer class of folders that name none."""
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
