@@ -319,7 +319,15 @@ def test_weights_that_a_hugging_face_class_ignores_are_listed() -> None:
     ],
     ids=[
         *("GPT-2", "GPT-2 untied", "Llama", "Llama 3", "Qwen 2", "Qwen 3"),
-        *("Mistral", "Qwen 2 with a window", "Qwen 3 with a window", "Gemma", "Gemma with gelu", "OPT", "OPT no biases"),
+        *(
+            "Mistral",
+            "Qwen 2 with a window",
+            "Qwen 3 with a window",
+            "Gemma",
+            "Gemma with gelu",
+            "OPT",
+            "OPT no biases",
+        ),
     ],
 )
 def test_language_models_have_equal_log_probabilities_and_continuations_in_hugging_face(

@@ -214,7 +214,9 @@ def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
 
 
 @pytest.mark.parametrize("form", ["ctranslate2", "onnx"])
-@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "LlamaForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["GPT2LMHeadModel", "LlamaForCausalLM", "GemmaForCausalLM", "OPTForCausalLM", "Phi3ForCausalLM"]
+)
 def test_an_imported_decoder_is_exported_to_ctranslate2_and_onnx(
     architecture: str, form: str, make_decoder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

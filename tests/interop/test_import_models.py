@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader, names_of
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.interop.hugging_face.stored_names import StoredParameter, find_names
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.search.beam import BeamOptions
@@ -101,16 +103,28 @@ DECODERS = [
     ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-3}),
     ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
     ("GemmaForCausalLM", LLAMA | {"num_key_value_heads": 1, "head_dim": 8}),
-    ("GemmaForCausalLM", LLAMA | {"head_dim": 4, "num_key_value_heads": 4, "hidden_act": "gelu", "attention_bias": True}),
+    (
+        "GemmaForCausalLM",
+        LLAMA | {"head_dim": 4, "num_key_value_heads": 4, "hidden_act": "gelu", "attention_bias": True},
+    ),
     ("OPTForCausalLM", OPT),
     ("OPTForCausalLM", OPT | {"activation_function": "gelu", "enable_bias": False, "tie_word_embeddings": False}),
     ("Phi3ForCausalLM", LLAMA | {"pad_token_id": 0, "num_key_value_heads": 2, "rms_norm_eps": 1e-3}),
     ("Phi3ForCausalLM", LLAMA | {"pad_token_id": 0, "tie_word_embeddings": True, "sliding_window": 6}),
     ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 2, "sliding_window": 5}),
     ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 1, "sliding_window": 30}),
-    ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}),
-    ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}),
-    ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0}),
+    (
+        "Qwen2ForCausalLM",
+        LLAMA | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    ),
+    (
+        "Qwen2ForCausalLM",
+        LLAMA | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    ),
+    (
+        "Qwen3ForCausalLM",
+        LLAMA | {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+    ),
 ]
 
 
@@ -239,6 +253,26 @@ def test_decoders_compute_and_continue_the_same(name: str, settings: dict[str, A
             written.append(newest)
         expected = theirs.generate(input_ids=ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.cat(written, dim=1).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("name", "settings"), DECODERS)
+def test_decoders_have_the_same_gradients(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    theirs = peer(name, settings)
+    ours = import_peer(theirs, tmp_path)
+    content, tensors = stored(theirs, tmp_path)
+    ids = torch.randint(5, V - 2, (3, 13))
+    theirs(input_ids=ids, labels=ids).loss.backward()
+    cross_entropy(ours(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    gradients = {each: parameter.grad for each, parameter in theirs.named_parameters()}
+    known = names_of(content["model_type"], tensors.names)
+    tables = {"source_weight": known.shared, "own_output_weight": str(known.output)}
+    for each, parameter in ours.named_parameters():
+        table = StoredParameter((tables[each],)) if each in tables else find_names(known.names, each)
+        assert table is not None
+        found = [gradients[part] for part in table.names]
+        # A weight that is stored less 1 has the gradient of what is stored.
+        expected = table.restore(found) - table.restore([torch.zeros_like(part) for part in found])
+        assert float((parameter.grad - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max())), each
 
 
 # Arguments of `generate`, and the equivalent search settings.
@@ -442,8 +476,14 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
         (BERT | {"model_type": "electra"}, "`embedding_size` must equal `hidden_size`, 16 .* but is 128"),
-        (LLAMA | {"model_type": "qwen2"} | MIXED_WINDOW, "`sliding_window` must apply to all layers or to none .* is 4"),
-        (LLAMA | {"model_type": "qwen3"} | MIXED_WINDOW, "`sliding_window` must apply to all layers or to none .* is 4"),
+        (
+            LLAMA | {"model_type": "qwen2"} | MIXED_WINDOW,
+            "`sliding_window` must apply to all layers or to none .* is 4",
+        ),
+        (
+            LLAMA | {"model_type": "qwen3"} | MIXED_WINDOW,
+            "`sliding_window` must apply to all layers or to none .* is 4",
+        ),
         (LLAMA | {"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be at least 1 .* but is 0"),
         (LLAMA | {"model_type": "phi3", "partial_rotary_factor": 0.5}, "`partial_rotary_factor` must be 1.0"),
         (LLAMA | {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}}, "all dimensions of a head"),

@@ -350,13 +350,13 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Convert a Mistral's config.json to a dict of model settings: Llama's, with a window of attention if it has one."""
+    """Convert a Mistral's config.json to a dict of model settings: Llama's, with its window of attention."""
     config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8})
     return llama(config) | _window(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Convert a Qwen2's config.json to a dict of model settings: Llama's, but with biases of queries, keys and values."""
+    """Convert a Qwen2's config.json to a dict of model settings: Llama's, with biases of queries, keys and values."""
     config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 32768, "max_window_layers": 28})
     settings = llama(config) | {"projection_bias": True}
     if not config.flag("use_sliding_window", default=False) or not (window := _window(config)):
@@ -399,7 +399,9 @@ def gemma(config: ConfigReader) -> Settings:
 
 def opt(config: ConfigReader) -> Settings:
     """Convert an OPT's config.json to a dict of model settings of a decoder, with pre-norm and learned positions."""
-    config.must_be({"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True})
+    config.must_be(
+        {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+    )
     config = config.with_defaults({"word_embed_proj_dim": config.content.get("hidden_size")})
     config.same("word_embed_proj_dim", "hidden_size")
     return (

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
 
-
 Layout = Literal["rows", "transposed", "reversed", "flat", "minus-one"]
 
 
