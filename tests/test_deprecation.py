@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import transduce
 from transduce import deprecation
@@ -22,6 +23,7 @@ from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizerR
 from transduce.interop.hugging_face.token_pipelines import WordPieceRecord
 from transduce.interop.word_vectors import Coverage
 from transduce.model.config import ModelConfig, convert_config
+from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.run.initial_weights import StoredWeightsCard
 from transduce.tasks.run.run_folder import read_stored
@@ -273,3 +275,10 @@ def test_old_keys_of_stored_records() -> None:
 
 def test_search_settings_have_the_new_name() -> None:
     assert SearchSettings(batch_invariant=True) != SearchSettings()
+
+
+def test_the_old_method_of_models_gives_the_result_of_the_new_one() -> None:
+    sizes = {"source_vocabulary_size": 4, "target_vocabulary_size": 4, "d_model": 4, "d_ff": 4, "num_heads": 1}
+    model = Transformer(ModelConfig(**sizes, num_encoder_layers=1, num_decoder_layers=1, output_scale=0.5))
+    with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
+        assert model.finish(torch.ones(1, 4)).tolist() == [[0.5] * 4]

@@ -79,6 +79,8 @@ def test_formulas_in_pages_stay(formula: str) -> None:
 def test_prices_and_single_marks_are_no_formulas() -> None:
     assert translate("<p>$$ to $$$ a \\( b</p>") == "<p>$$ TO $$$ A \\( B</p>"
     assert translate("<p>tea $$ = cheap, a $$ = dear</p>") == "<p>TEA $$ = CHEAP, A $$ = DEAR</p>"
+    assert translate("<p>$$ = max(a, b)$$ so $E = mc^2$</p>") == "<p>$$ = max(a, b)$$ SO $E = mc^2$</p>"
+    assert translate("<p>a $5 and $6 b, $7 in A$</p>") == "<p>A $5 AND $6 B, $7 IN A$</p>"
     assert translate("<p>\\( opens, and \\) closes</p>") == "<p>\\( OPENS, AND \\) CLOSES</p>"
     for name in ("math", "title mathjax"):  # arXiv marks texts that may contain formulas by mathjax
         assert translate(f'<div class="{name}">one</div>') == f'<div class="{name}">ONE</div>'

@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.markup_tokens import NO_PRICES
 from transduce.documents.text_formats import line_joint
 from transduce.documents.units import (
     Document,
@@ -30,6 +29,7 @@ from transduce.documents.units import (
 )
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced_or_punctuation
+from transduce.text.protected import FORMULA
 from transduce.ui_language import columns_of
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
@@ -188,6 +188,8 @@ class _Reader:
         between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
         is_wrapped = len(lines) - 1 > len(parsed.breaks)
         width = max(_MIN_WIDTH, *(columns_of(line.text) for line in lines)) if is_wrapped else 0
+        has_escaped_dollars = any("\\$" in line.text for line in lines)  # which would start formulas
+        also_escaped = "|" * is_cell + "$" * has_escaped_dollars
         units = [*([inline.unit] if has_text else []), *(Unit(image.alt) for image in parsed.images)]
 
         def render(translations: Sequence[str]) -> str:
@@ -198,7 +200,7 @@ class _Reader:
                 sources[image.tag] = f"{image.before}{self.inline.escape(alt)}{image.after}"
             for tag in parsed.breaks:
                 sources[tag] = sources[tag].rstrip("\r\n") + (between or self.file.newline)
-            words = list(self.inline.words(_settled(translated, sources), sources, is_cell=is_cell))
+            words = list(self.inline.words(_settled(translated, sources), sources, also_escaped=also_escaped))
             return _wrapped(words, width, between, is_paragraph=is_paragraph)
 
         if units:
@@ -288,7 +290,7 @@ class _Delimiters:
 
 # Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    NO_PRICES + r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]"
+    rf"(?!\\[(\[][\d\s,;–-]*\\)(?:{FORMULA})" + r"|\[\^[^\]\s]{1,100}\]"
     r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
     r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
@@ -398,13 +400,13 @@ class _Inline:
         if has_letters(alt) and after not in ("]", "][]"):
             parsed.images.append(_Image(tag, "![", alt, after))
 
-    def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
+    def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, also_escaped: str) -> Iterator[str]:
         """Yield the words of a text as Markdown, so that lines can be broken between them.
 
         Args:
             parts: the text's strings, which are escaped, and tags.
             sources: the Markdown of each tag.
-            is_cell: the text is a cell of a table, in which vertical bars are escaped too.
+            also_escaped: further signs to escape, such as the vertical bar in the cell of a table.
 
         Yields:
             A word with the tags in it; the space before a word is its first character.
@@ -414,7 +416,7 @@ class _Inline:
             if isinstance(part, Tag):
                 word += _tag_source(part, parts, sources[part])
                 continue
-            escaped = self.escape(part).replace("|", "\\|") if is_cell else self.escape(part)
+            escaped = "".join(f"\\{each}" if each in also_escaped else each for each in self.escape(part))
             first, *others = re.split(r"(?=[ \n])", escaped)
             word += first
             for other in others:

@@ -15,6 +15,7 @@ import msgspec
 
 from transduce.documents.units import formula_part, is_after_word, is_mark_a_word, is_note_mark
 from transduce.text.languages import canonical, detect_other_language, short_code
+from transduce.text.protected import FORMULA
 
 # --- settings ---
 
@@ -102,13 +103,7 @@ _BUTTONS = (["submit"], ["button"], ["reset"])
 """The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
 _LABELED = ("option", "optgroup")
 """Names of HTML elements that show their attribute `label`."""
-NO_PRICES = r"(?!\$\$\s{0,9}=[^$\\]{0,100}?[^\W\d_]{3})"
-"""An expression that does not match at a price level such as `$$ = cheap`, which starts no formula."""
-_MATH = re.compile(
-    r"(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?[^\W\d_]{3})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
-    rf"|(?<!\$){NO_PRICES}\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)"
-)
-"""The formulas of LaTeX in a page, between marks that MathJax and KaTeX read; words alone are no formula."""
+_FORMULA = re.compile(FORMULA, re.DOTALL)
 _MATH_CLASSES = _names("arithmatex katex katex-display MathJax MathJax_Display mwe-math-element")  # not arXiv's mathjax
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
 _FROM_OFFICE = re.compile(r"schemas-microsoft-com:office|class=\"?Mso|content=\"?(?:LibreOffice|OpenOffice)")
@@ -351,7 +346,7 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
     `split_lines`, line breaks and tabs are, too.
     """
     is_html = settings.kind == "html"
-    found = (_MATH if is_html else _ENTITY).finditer(source)
+    found = (_FORMULA if is_html else _ENTITY).finditer(source)
     cuts = [each.span() for each in found if is_html or (each[0][1] != "#" and each[0][1:] not in html5)]
     if settings.split_lines:
         cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n|\t", source)])
@@ -538,7 +533,7 @@ class _Reader:
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
             return "empty"
-        return "protected" if source.startswith(("<![CDATA[", "&", "\\", "$$")) else "block"
+        return "protected" if source.startswith(("<![CDATA[", "&", "\\", "$")) else "block"
 
     def _opaque_end(self, index: int) -> int:
         """Return the index of the end tag of the element that starts at an index and is copied with its content.

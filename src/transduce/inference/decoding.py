@@ -1,6 +1,6 @@
 """Build a search for a batch of sentences from the search settings: its scorer, rules, algorithm and phrases."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from transduce.inference.scorers import (
     batch_invariant_scorer,
     common_padded_length,
 )
+from transduce.inference.translation import GrowingText
 from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
@@ -42,7 +43,7 @@ from transduce.search.rules import (
     ranking_of,
     rules_for_log_probabilities,
 )
-from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
+from transduce.search.scorer import Ensemble, Hypothesis, MeanAttention, Observer, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase, is_spaced_word_character
@@ -57,6 +58,40 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
     )
+
+
+def stream_search(
+    begin: Callable[[], Search],
+    growing: GrowingText,
+    whole_text: Callable[[Hypothesis], str],
+    search: SearchSettings,
+    observer: Observer | None = None,
+) -> Iterator[str]:
+    """Run the search for one text, and yield the text of its best hypothesis in parts, each as soon as it is final.
+
+    Args:
+        begin: returns the search before its first step.
+        growing: the empty text.
+        whole_text: returns the text of the best hypothesis.
+        search: the search settings, for messages.
+        observer: is called after every step, and may end the search; None: nothing is called.
+    """
+    with explain_search_out_of_memory(search):
+        progress = begin()
+    while len(progress.sentence_indices):
+        text = ""
+        # inference mode must not stay on while the caller runs
+        with torch.inference_mode(), explain_search_out_of_memory(search):
+            progress.advance()
+            if len(progress.sentence_indices):
+                hypotheses = progress.hypotheses()
+                text = growing.grow(hypotheses[0])
+                if observer is not None:
+                    progress.abandon(observer.after_step(progress.sentence_indices, hypotheses))
+        if text:
+            yield text
+    for best in progress.results()[0][:1]:
+        yield from filter(None, [growing.finish(whole_text(best))])
 
 
 # --- search of a batch ---

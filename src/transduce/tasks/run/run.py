@@ -96,12 +96,12 @@ from transduce.training.forecast import (
     SCORE_PROBE_LIMIT,
     SCORE_PROBE_SECONDS,
     forecast_run,
-    refuse_too_large_model,
     with_score,
 )
-from transduce.training.interruption import explain_model_out_of_memory, ignore_hangup
+from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
+from transduce.training.memory import explain_model_out_of_memory, refuse_too_large_model
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 from transduce.ui_language import column, columns_of, labeled, localized, padded, shortened
