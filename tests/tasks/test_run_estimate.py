@@ -19,13 +19,13 @@ from transduce.tasks.train import train
 from transduce.training.callbacks import Callback
 from transduce.training.events import Durations, ValidationEvent
 from transduce.training.loop import StepTimer
+from transduce.training.memory import count_unbuilt
 from transduce.training.run_estimate import (
     NO_SCORE,
     CurvePoint,
     LearningCurves,
     RecordedRun,
     RunEstimate,
-    count_unbuilt,
     estimate_run,
     read_records,
     with_score,
@@ -254,7 +254,7 @@ def test_parameters_are_counted_without_building_the_model(settings: dict[str, A
 
 def test_a_component_that_reads_values_is_not_taken_for_a_model_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig(source_vocabulary_size=20, target_vocabulary_size=20, d_model=8, d_ff=16, num_heads=2)
-    monkeypatch.setattr("transduce.training.run_estimate.build_any_model", lambda _: torch.zeros(1).item())
+    monkeypatch.setattr("transduce.training.memory.build_any_model", lambda _: torch.zeros(1).item())
     assert count_unbuilt(config) == 0
-    monkeypatch.setattr("transduce.training.run_estimate.build_any_model", lambda _: torch.empty(1 << 40, 1 << 40))
+    monkeypatch.setattr("transduce.training.memory.build_any_model", lambda _: torch.empty(1 << 40, 1 << 40))
     assert count_unbuilt(config) == 1 << 50

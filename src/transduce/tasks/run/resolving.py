@@ -61,7 +61,7 @@ from transduce.training.choices import (
     tokens_in_time,
 )
 from transduce.training.lora import choose_lora_alpha
-from transduce.training.run_estimate import least_memory, refuse_too_large_model
+from transduce.training.memory import least_memory, refuse_too_large_model
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # --- model configuration ---
@@ -716,7 +716,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 
 
 def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> int:
-    """Return how many bytes the training of a run needs at least, by its settings (`run_estimate.least_memory`).
+    """Return how many bytes the training of a run needs at least, by its settings (`training.memory.least_memory`).
 
     Args:
         settings: the user's settings.

@@ -88,9 +88,10 @@ from transduce.training.choices import ChoiceLog
 from transduce.training.display import format_duration, make_display
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.events import Durations, ValidationEvent
-from transduce.training.interruption import explain_model_out_of_memory, ignore_hangup
+from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
+from transduce.training.memory import explain_model_out_of_memory, refuse_too_large_model
 from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.run_estimate import (
     NO_SCORE,
@@ -100,7 +101,6 @@ from transduce.training.run_estimate import (
     SCORE_PROBE_LIMIT,
     SCORE_PROBE_SECONDS,
     estimate_run,
-    refuse_too_large_model,
     with_score,
 )
 from transduce.training.settings import Kernels
@@ -529,8 +529,7 @@ def _estimate(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
-    max_steps = training.steps or PROBE_STEPS
-    seconds, limit = PROBE_SECONDS, PROBE_LIMIT
+    max_steps, seconds, limit = training.steps or PROBE_STEPS, PROBE_SECONDS, PROBE_LIMIT
     if run.request.estimate_score:
         seconds, limit = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at)), SCORE_PROBE_LIMIT
     else:
@@ -785,7 +784,9 @@ def _finish(
     display.say(outcome.measured)
     if outcome.weakness is not None:
         display.say(advice(outcome.weakness, result))
-    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. {outcome.hint}")
+    texts = run.kind.card_texts(corpus, resolved, placement.folder_argument)
+    command = f"{texts.example}{texts.usage}"
+    display.say(f"The model of step {result.best_step or result.step:,} is in {out}. Try: {command}")
 
 
 def advice(weakness: str, result: TrainResult) -> str:
