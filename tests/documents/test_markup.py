@@ -522,7 +522,7 @@ def test_attributes_are_translated_on_request() -> None:
         ('<textarea translate="no" title="one">two</textarea>', None),
         (
             '<optgroup label="one"><option label="two" value="x">3</option></optgroup><track label="four">',
-            '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="four">',
+            '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="FOUR">',
         ),
         ('<textarea class="notranslate" title="one">two</textarea>', None),
         ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
@@ -532,10 +532,15 @@ def test_attributes_are_translated_on_request() -> None:
         ('<input type="submit" value="two" translate="no">', None),
         ('<input type="hidden" value="two"><input type="text" value="three"><input value="four">', None),
         ('<select><option value="two">3</option></select><button type="submit" value="two">4</button>', None),
+        ('<meta name="viewport" content="one"><a content="two"></a>', None),
+        (
+            '<meta name="Description" content="one"/><meta content="two" property="og:title">',
+            '<meta name="Description" content="ONE"/><meta content="TWO" property="og:title">',
+        ),
     ],
 )
 def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
-    settings = MarkupSettings(attributes=("placeholder", "title", "value", "label"))
+    settings = MarkupSettings(attributes=("placeholder", "title", "value", "label", "content"))
     assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
 
 

@@ -4,7 +4,7 @@ Code, links' targets, formulas, front matter, HTML tags and the layout of blocks
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from itertools import accumulate
@@ -71,9 +71,33 @@ def read_markdown(source: Source) -> Document:
     starts = list(accumulate(map(len, raw_lines), initial=front.end() if front else 0))
     markdown = import_extra("markdown_it", "documents").MarkdownIt("commonmark").enable(["table", "strikethrough"])
     env: dict[str, Any] = {}
-    tokens = markdown.parse("".join(re.sub(r"\r\n?", "\n", line) for line in raw_lines), env)
+    tokens = markdown.parse("".join(_without_indentation(re.sub(r"\r\n?", "\n", line) for line in raw_lines)), env)
     reader = _Reader(file, [line.rstrip("\r\n") for line in raw_lines], starts, _Inline(markdown, env))
     return file.document(reader.edits(tokens))
+
+
+_DIRECTIVE = re.compile(r""" *(?:(?:!!!|\?\?\?\+?) +[A-Za-z][\w -]*+(?:"(?P<title>.*)")?|===[!+]? +"(?P<tab>.*)") *$""")
+"""The line above a note or a tab of MkDocs, such as `!!! note "Title"`."""
+
+
+def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines of Markdown without the four columns that indent the content of MkDocs' notes and tabs.
+
+    CommonMark would take such content for code, unless it continues the line above.
+    """
+    opened: list[int] = []  # the indentation of each note around a line
+    is_fenced = False
+    for line in lines:
+        if line.strip():
+            text = line.lstrip(" \t")
+            indentation = len(line[: len(line) - len(text)].expandtabs(4))
+            while opened and not is_fenced and indentation < opened[-1] + 4:
+                opened.pop()
+            line = " " * (indentation - 4 * len(opened)) + text if opened else line
+            is_fenced ^= re.match(r" *(?:```|~~~)", line) is not None
+            if not is_fenced and _DIRECTIVE.match(line):
+                opened.append(indentation)
+        yield line
 
 
 class _Reader:
@@ -134,7 +158,11 @@ class _Reader:
         return located
 
     def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
-        if re.match(r"\{%|\[TOC\]|!!! ", lines[0].text):  # a directive of a documentation tool
+        directive = _DIRECTIVE.match(lines[0].text)
+        if title := directive and (directive["title"] or directive["tab"]):
+            start = lines[0].start + lines[0].text.index(title)
+            yield from self._edit([_Line(start, title)], is_paragraph=False, is_cell=False)
+        if directive or re.match(r"\{%|\[TOC\]", lines[0].text):  # a directive of a documentation tool
             lines = lines[1:]
         for text in _texts(lines):
             if sum(len(line.text) for line in text) > _MAX_PARAGRAPH:
@@ -209,6 +237,8 @@ class _Reader:
 
 # --- texts of a paragraph ---
 
+_TITLED = re.compile(r":::+ ?[\w-]++(?:\[| +)(?P<title>(?<=\[)[^\]\n]++(?=\])|(?<= )[^\s{:=\[][^{:=\n]*+$)")
+"""The line above a note of Docusaurus or VuePress with a title, such as `::: tip Title`."""
 _COPIED_LINE = re.compile(r":::|\{:[^{}]*\}\s*\Z")  # a directive, or attributes of the block
 _ALERT = re.compile(r"\[![A-Za-z]{1,20}\]")
 _NOTE = re.compile(r"\[\^[^\]\s]{1,100}\]:")
@@ -229,6 +259,8 @@ def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
         if text and (is_new or (number == 1 and _ALERT.match(lines[0].text))):
             yield text
             text = []
+        if title := _TITLED.match(line.text):
+            yield [_Line(line.start + title.start("title"), title["title"])]
         if not is_copied:
             start = definition.end() if definition else 0
             text.append(_Line(line.start + start, line.text[start:]))

@@ -99,9 +99,11 @@ _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unq
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
-_BUTTONS = (["submit"], ["button"], ["reset"])
-"""The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
-_LABELED = ("option", "optgroup")
+_DESCRIPTIONS = _names("description og:title og:description og:image:alt twitter:title twitter:description")
+"""The `name` or `property` of HTML `<meta>` elements whose attribute `content` is a text."""
+_BUTTONS = ("submit", "button", "reset")
+"""The `type` values with which an HTML `<input>` shows its attribute `value`."""
+_LABELED = ("option", "optgroup", "track")
 """Names of HTML elements that show their attribute `label`."""
 _FORMULA = re.compile(FORMULA, re.DOTALL)
 _MATH_CLASSES = _names("arithmatex katex katex-display MathJax MathJax_Display mwe-math-element")  # not arXiv's mathjax
@@ -195,7 +197,7 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
 
     Such texts are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is
     copied with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a
-    text only in the `<input>` of a button, and `label` only in `<option>` and `<optgroup>`.
+    text only in the `<input>` of a button, `label` in `<option>` and the like, and `content` in a `<meta>` description.
     """
     opening = _MARKUP.match(token.source)
     if token.kind in ("text", "end") or opening is None:
@@ -213,8 +215,10 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
         if token.kind == "protected" and not is_input:
             continue
         values = [(name.lower(), start, end) for name, start, end in attribute_values(tag[0])]
-        types = [tag[0][start:end].strip().lower() for name, start, end in values if name == "type"]
-        shows = {"value": is_input and types[:1] in _BUTTONS, "label": (tag["name"] or "").lower() in _LABELED}
+        found = {name: tag[0][start:end].strip().lower() for name, start, end in reversed(values)}
+        element, roles = (tag["name"] or "").lower(), {found.get("name", ""), found.get("property", "")}
+        shows = {"value": is_input and found.get("type") in _BUTTONS, "label": element in _LABELED}
+        shows["content"] = element == "meta" and not _DESCRIPTIONS.isdisjoint(roles)
         for name, start, end in values:
             if name in settings.attributes and (not is_html or shows.get(name, True)):
                 yield tag.start() + start, tag.start() + end

@@ -41,7 +41,7 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True):
-    """The durations in seconds of the phases of a run, which a probe measured or a forecast assumes."""
+    """The durations in seconds of the phases of a run, which a probe measured or an estimate assumes."""
 
     first_step: float
     """The seconds of the gradients of the largest batches, which are tried first, and of the first step. Both compile
@@ -68,7 +68,10 @@ class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="
     chrf: float | None = None
     signature: str | None = None
     scores: dict[str, float] = {}
-    """Further measures of the task by name; those that are better when greater can select the best model."""
+    """Further measures of the task by name; those that are better when greater can select the best model.
+
+    Shares are in percent, except `exact_match`, which is from 0 to 1.
+    """
     perfect: bool = False
     """True if a large enough dev set was entirely right, so that no better model could be recognized."""
     samples: list[tuple[str, str, str]] = []
