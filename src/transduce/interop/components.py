@@ -148,7 +148,7 @@ EXPORTABLE = {
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
     "position_bias": "relative",
     "embedding_projection": "some",
-    "attention_window": "none some",
+    "attention_window": "none past some",
     "attention": "query-key-norm",
     "attention_score": "scaled dot general additive",
     "attention_kind": "soft hard",

@@ -1,189 +1,21 @@
 """Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
-from types import UnionType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import stored_names as names
-from transduce.interop.hugging_face.stored_names import Settings
+from transduce.interop.hugging_face.stored_names import ACTIVATIONS, GATES, ConfigReader, Settings, read_keys
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
-
-# --- import settings ---
-
-
-# This package's names of activations by Hugging Face's, of which the last is written.
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu_python": "gelu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "swish": "silu",
-    "silu": "silu",
-}
-GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
-
-
-class ConfigReader:
-    """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
-
-    def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Create a reader of a config.json.
-
-        Args:
-            content: the JSON object in a config.json.
-            location: the name of the file in error messages.
-        """
-        self.content = content
-        self.location = location
-
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
-        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
-
-        These are the defaults of the family's class in transformers.
-        """
-        return ConfigReader({**defaults, **self.content}, self.location)
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        """Return the integer under a key of config.json, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not an integer, or there is neither a value nor a default.
-        """
-        return int(self._value(name, default, int, "must be a whole number"))
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """Return the positive integer under a key of config.json, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not an integer of at least 1, or there is neither a value nor a default.
-        """
-        value = self.whole(name, default)
-        if value < 1:
-            self.refuse(name, "must be at least 1")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """Return the number under a key of config.json as a float, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not a number.
-        """
-        return float(self._value(name, default, int | float, "must be a number"))
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return the boolean under a key of config.json, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not a boolean.
-        """
-        return bool(self._value(name, default, bool, "must be true or false"))
-
-    def optional_id(self, name: str) -> int | None:
-        """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is neither an integer nor such a list.
-        """
-        value = self.content.get(name)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            self.refuse(name, "must be a whole number")
-        return value
-
-    def activation(self, name: str, default: str) -> str:
-        """Return this package's name of the activation function under a key of config.json.
-
-        Args:
-            name: the key.
-            default: Hugging Face's name of the function if the key is missing or null.
-
-        Raises:
-            TransduceError: the function is not supported.
-        """
-        rule = f"must be one of {', '.join(ACTIVATIONS)}"
-        value = self._value(name, default, str, rule)
-        if value not in ACTIVATIONS:
-            self.refuse(name, rule)
-        return ACTIVATIONS[value]
-
-    def same(self, first: str, second: str) -> int:
-        """Return the common integer under two keys of config.json, for which this package has only one setting.
-
-        Raises:
-            TransduceError: a key is missing, or their values differ.
-        """
-        if self.whole(first) != self.whole(second):
-            self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
-        return self.whole(first)
-
-    def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Check that keys of config.json have the required values, where a missing key is accepted.
-
-        Args:
-            wanted: the required values by key.
-
-        Raises:
-            TransduceError: a key has another value.
-        """
-        for name, value in wanted.items():
-            if self.content.get(name, value) != value:
-                self.refuse(name, f"must be {value!r}")
-
-    def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raise a TransduceError for a key of config.json, whose message states the rule that the key's value breaks.
-
-        Args:
-            name: the key.
-            rule: the rule, which follows the key in the sentence, such as `must be a number`.
-        """
-        raise TransduceError(
-            f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
-        )
-
-    def _value(self, name: str, default: object, kind: type | UnionType, rule: str) -> Any:
-        """Return the value under a key of config.json, or the default if the key is missing or null.
-
-        Args:
-            name: the key.
-            default: the default; None: the key must be present.
-            kind: the type or types of the value; a boolean is no number.
-            rule: the rule that a value of another type breaks, for the message.
-        """
-        value = self.content.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise TransduceError(f"{self.location} must set `{name}`, but does not.")
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            self.refuse(name, rule)
-        return value
-
-
-def _read_keys(config: ConfigReader, keys: names.Keys) -> Settings:
-    settings: Settings = {}
-    for setting, (name, default) in keys.items():
-        value = default(settings) if callable(default) else default
-        if isinstance(value, bool):
-            settings[setting] = config.flag(name, default=value)
-        elif isinstance(value, float):
-            settings[setting] = config.number(name, value)
-        else:
-            read = config.size if setting in ("d_model", "num_heads") else config.whole
-            settings[setting] = read(name, value)
-    return settings
-
 
 # --- encoder and decoder ---
 
 
 def _bart_like(config: ConfigReader) -> Settings:
     """Return a dict of the model settings that BART, mBART, Marian, Pegasus and M2M100 share, from a config.json."""
-    return _read_keys(config, names.BART_KEYS) | {
+    return read_keys(config, names.BART_KEYS) | {
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
         "num_heads": config.same("encoder_attention_heads", "decoder_attention_heads"),
         "activation": config.activation("activation_function", "gelu"),
@@ -235,7 +67,7 @@ def m2m100(config: ConfigReader) -> Settings:
 
 def t5(config: ConfigReader) -> Settings:
     """Convert a T5's config.json to a dict of model settings, with relative positions, and a gate if it has one."""
-    settings = _read_keys(config, names.T5_KEYS)
+    settings = read_keys(config, names.T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
     name = str(projection).removeprefix("gated-")
@@ -269,7 +101,7 @@ def mt5(config: ConfigReader) -> Settings:
 def bert(config: ConfigReader) -> Settings:
     """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
-    return _read_keys(config, names.BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    return read_keys(config, names.BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
 
 
 def _bert_like(activation: str) -> Settings:
@@ -288,7 +120,7 @@ def distilbert(config: ConfigReader) -> Settings:
     The stored positions count, whether they are learned or (`sinusoidal_pos_embds`) sinusoids.
     """
     return (
-        _read_keys(config, names.DISTILBERT_KEYS)
+        read_keys(config, names.DISTILBERT_KEYS)
         | _bert_like(config.activation("activation", "gelu"))
         | {"norm_epsilon": 1e-12, "pooler_activation": "relu"}
     )
@@ -310,7 +142,7 @@ def albert(config: ConfigReader) -> Settings:
     Embeddings are always projected. Layers in several groups with weights of their own are refused.
     """
     config.must_be({"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"})
-    settings = _read_keys(config, names.ALBERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu_new"))
+    settings = read_keys(config, names.ALBERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu_new"))
     return settings | {"share_layers": True}
 
 
@@ -330,7 +162,7 @@ def mpnet(config: ConfigReader) -> Settings:
     """
     config = config.with_defaults({"pad_token_id": 1})
     config.must_be({"relative_attention_num_buckets": 32, "pad_token_id": 1})
-    settings = _read_keys(config, names.MPNET_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    settings = read_keys(config, names.MPNET_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
     return _numbered_by_padding(config, settings) | {"relative_bias": True}
 
 
@@ -355,7 +187,7 @@ def gpt2(config: ConfigReader) -> Settings:
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
-        | _read_keys(config, names.GPT2_KEYS)
+        | read_keys(config, names.GPT2_KEYS)
         | {
             "activation": config.activation("activation_function", "gelu_new"),
             "positions": "learned",
@@ -366,7 +198,7 @@ def gpt2(config: ConfigReader) -> Settings:
 
 def llama(config: ConfigReader) -> Settings:
     """Convert a Llama's config.json to a dict of a decoder's settings, with RMS norm, rotary positions and a gate."""
-    settings = _special_ids(config) | _rope(config) | _read_keys(config, names.LLAMA_KEYS)
+    settings = _special_ids(config) | _rope(config) | read_keys(config, names.LLAMA_KEYS)
     return settings | {
         "d_v": settings["d_k"],
         "dropout": 0.0,
@@ -379,29 +211,81 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Convert a Mistral's config.json to a dict of model settings, which are Llama's; a sliding window is refused."""
-    config = config.with_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
-    config.must_be({"sliding_window": None})
-    return llama(config)
+    """Convert a Mistral's config.json to a dict of model settings: Llama's, with its window of attention."""
+    config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8})
+    return llama(config) | _window(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Convert a Qwen2's config.json to a dict of model settings: Llama's, but with biases of queries, keys and values.
-
-    A sliding window is refused.
-    """
-    config.must_be({"use_sliding_window": False})
-    return llama(config) | {"projection_bias": True}
+    """Convert a Qwen2's config.json to a dict of model settings: Llama's, with biases of queries, keys and values."""
+    config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 32768, "max_window_layers": 28})
+    settings = llama(config) | {"projection_bias": True}
+    if not config.flag("use_sliding_window", default=False) or not (window := _window(config)):
+        return settings
+    full = [number < config.whole("max_window_layers") for number in range(settings["num_decoder_layers"])]
+    if isinstance(types := config.content.get("layer_types"), list):
+        full = [name == "full_attention" for name in types]
+    if len(set(full)) > 1:
+        config.refuse("sliding_window", "must apply to all layers or to none")
+    return settings if full[0] else settings | window
 
 
 def qwen3(config: ConfigReader) -> Settings:
-    """Convert a Qwen3's config.json to a dict of model settings: Llama's, but with norms of queries and keys.
-
-    A sliding window is refused.
-    """
+    """Convert a Qwen3's config.json to a dict of model settings: Llama's, but with norms of queries and keys."""
     config = config.with_defaults({"head_dim": 128, "num_key_value_heads": 32})
-    config.must_be({"use_sliding_window": False})
-    return llama(config) | {"attention": "query-key-norm"}
+    bias = config.flag("attention_bias", default=False)
+    return qwen2(config) | {"projection_bias": bias, "attention": "query-key-norm"}
+
+
+def phi3(config: ConfigReader) -> Settings:
+    """Convert a Phi-3's config.json to a dict of model settings: Llama's, with a window of attention if it has one.
+
+    Positions that rotate only a part of a head, and longer ones by the scheme LongRoPE, are refused.
+    """
+    config.must_be({"partial_rotary_factor": 1.0})
+    config = config.with_defaults({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+    return llama(config) | {"dropout": config.number("resid_pdrop", 0.0)} | _window(config)
+
+
+def gemma(config: ConfigReader) -> Settings:
+    """Convert a Gemma's config.json to a dict of model settings: Llama's, with scaled embeddings and tanh-GeGLU.
+
+    The "gelu" of old files means the tanh approximation.
+    """
+    config.must_be({"use_bidirectional_attention": None})
+    defaults = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 16}
+    settings = llama(config.with_defaults(defaults)) | {"scale_embeddings": True}
+    return settings | ({"activation": "geglu-tanh"} if config.content.get("hidden_act") == "gelu" else {})
+
+
+def opt(config: ConfigReader) -> Settings:
+    """Convert an OPT's config.json to a dict of model settings of a decoder, with pre-norm and learned positions."""
+    config.must_be(
+        {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+    )
+    config = config.with_defaults({"word_embed_proj_dim": config.content.get("hidden_size")})
+    config.same("word_embed_proj_dim", "hidden_size")
+    return (
+        _special_ids(config)
+        | read_keys(config, names.OPT_KEYS)
+        | {
+            "activation": config.activation("activation_function", "relu"),
+            "positions": "learned",
+            "position_offset": 2,
+            "scale_embeddings": False,
+        }
+    )
+
+
+def _window(config: ConfigReader) -> Settings:
+    """Return a dict with the setting of attention's window from a config.json; empty if no text is longer than it.
+
+    A window of n tokens includes the query's own, and thereby n - 1 earlier ones.
+    """
+    if config.content.get("sliding_window") is None:
+        return {}
+    size = config.size("sliding_window")
+    return {} if size >= config.whole("max_position_embeddings") else {"attention_window": size - 1}
 
 
 def _rope(config: ConfigReader) -> Settings:
@@ -423,9 +307,9 @@ def _rope(config: ConfigReader) -> Settings:
             "high_frequency_factor": rope.number("high_freq_factor", 4.0),
             "original_length": rope.whole("original_max_position_embeddings"),
         }
-    elif kind != "default":
+    elif kind != "default" or rope.number("partial_rotary_factor", 1.0) != 1.0:
         name = "rope_parameters" if "rope_parameters" in config.content else "rope_scaling"
-        config.refuse(name, "must be of the type default or llama3")
+        config.refuse(name, "must be of the type default or llama3, for all dimensions of a head")
     return settings
 
 
@@ -505,6 +389,9 @@ IMPORT_FAMILIES: Mapping[str, ImportFamily] = {
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "qwen2": ImportFamily("decoder", qwen2, names.LLAMA, stores_output=True),
     "qwen3": ImportFamily("decoder", qwen3, names.LLAMA, stores_output=True),
+    "phi3": ImportFamily("decoder", phi3, names.PHI3, stores_output=True, begins_text=True, spaced=True),
+    "gemma": ImportFamily("decoder", gemma, names.GEMMA, begins_text=True, spaced=True),
+    "opt": ImportFamily("decoder", opt, names.OPT),
 }
 # Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
 _UNSUPPORTED_HEADS = {

@@ -7,21 +7,25 @@ one matrix of this package, their rows are concatenated.
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from types import UnionType
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
 
+Layout = Literal["rows", "transposed", "reversed", "flat", "minus-one"]
+
 
 class StoredParameter(NamedTuple):
     """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
 
     names: tuple[str, ...]
-    layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
+    layout: Layout = "rows"
     """The way in which the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: as
-    (inputs, outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) as (1, rows).
+    (inputs, outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) as (1, rows); `minus-one`: each
+    number less 1, as the weights of Gemma's norms.
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -37,6 +41,8 @@ class StoredParameter(NamedTuple):
             parts = (tensor.flip(0),)
         elif self.layout == "flat":
             parts = (tensor[None],)
+        elif self.layout == "minus-one":
+            parts = (tensor - 1.0,)
         else:
             parts = tensor.split(list(sizes)) if len(self.names) > 1 else (tensor,)
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
@@ -49,6 +55,8 @@ class StoredParameter(NamedTuple):
             return parts[0].flip(0)
         if self.layout == "flat":
             return parts[0].flatten()
+        if self.layout == "minus-one":
+            return parts[0] + 1.0
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
@@ -91,8 +99,8 @@ class Names(NamedTuple):
     """This package's name of the parameter."""
     theirs: tuple[str, ...]
     """Names of the stored tensors, whose rows are concatenated."""
-    transposed: bool = False
-    """True if a matrix is stored as (inputs, outputs), not (outputs, inputs)."""
+    layout: Layout = "rows"
+    """The way in which the parameter is stored; see `StoredParameter.layout`."""
 
 
 class StoredNames(NamedTuple):
@@ -261,10 +269,10 @@ _ROBERTA_HEADS = (
 )
 
 _GPT2_NAMES = (
-    Names("layers.{n}.self_attention.projection.{p}", ("transformer.h.{n}.attn.c_attn.{p}",), transposed=True),
-    Names("layers.{n}.self_attention.output.{p}", ("transformer.h.{n}.attn.c_proj.{p}",), transposed=True),
-    Names("layers.{n}.feed_forward.inner.{p}", ("transformer.h.{n}.mlp.c_fc.{p}",), transposed=True),
-    Names("layers.{n}.feed_forward.outer.{p}", ("transformer.h.{n}.mlp.c_proj.{p}",), transposed=True),
+    Names("layers.{n}.self_attention.projection.{p}", ("transformer.h.{n}.attn.c_attn.{p}",), layout="transposed"),
+    Names("layers.{n}.self_attention.output.{p}", ("transformer.h.{n}.attn.c_proj.{p}",), layout="transposed"),
+    Names("layers.{n}.feed_forward.inner.{p}", ("transformer.h.{n}.mlp.c_fc.{p}",), layout="transposed"),
+    Names("layers.{n}.feed_forward.outer.{p}", ("transformer.h.{n}.mlp.c_proj.{p}",), layout="transposed"),
     _same_name("layers.{n}.self_attention_residual.{norm}", "transformer.h.{n}.ln_1"),
     _same_name("layers.{n}.feed_forward_residual.{norm}", "transformer.h.{n}.ln_2"),
     _same_name("norm", "transformer.ln_f"),
@@ -282,6 +290,25 @@ _LLAMA_NAMES = (
     _same_name("layers.{n}.self_attention_residual.{norm}", "model.layers.{n}.input_layernorm"),
     _same_name("layers.{n}.feed_forward_residual.{norm}", "model.layers.{n}.post_attention_layernorm"),
     _same_name("norm", "model.norm"),
+)
+_GEMMA_NAMES = tuple(
+    each._replace(layout="minus-one") if each.ours.endswith(("{norm}.{p}", "norm.{p}")) else each
+    for each in _LLAMA_NAMES
+)
+_PHI3_NAMES = (
+    Names("layers.{n}.self_attention.projection.{p}", ("model.layers.{n}.self_attn.qkv_proj.{p}",)),
+    Names("layers.{n}.feed_forward.inner.{p}", ("model.layers.{n}.mlp.gate_up_proj.{p}",)),
+    *(each for each in _LLAMA_NAMES if len(each.theirs) == 1),
+)
+_OPT_LAYER = "model.decoder.layers.{n}"
+_OPT_NAMES = (
+    *_bart_attention("layers.{n}.self_attention", f"{_OPT_LAYER}.self_attn"),
+    _same_name("layers.{n}.self_attention_residual.{norm}", f"{_OPT_LAYER}.self_attn_layer_norm"),
+    _same_name("layers.{n}.feed_forward.inner", f"{_OPT_LAYER}.fc1"),
+    _same_name("layers.{n}.feed_forward.outer", f"{_OPT_LAYER}.fc2"),
+    _same_name("layers.{n}.feed_forward_residual.{norm}", f"{_OPT_LAYER}.final_layer_norm"),
+    _same_name("norm", "model.decoder.final_layer_norm"),
+    Names("embedding.positions.weight", ("model.decoder.embed_positions.weight",)),
 )
 
 BART = StoredNames(
@@ -334,6 +361,11 @@ LLAMA = StoredNames(
     output="lm_head.weight",
     prefix="model.",
     ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+)
+GEMMA = LLAMA._replace(names=_GEMMA_NAMES)
+PHI3 = LLAMA._replace(names=_PHI3_NAMES)
+OPT = StoredNames(
+    names=_OPT_NAMES, shared="model.decoder.embed_tokens.weight", output="lm_head.weight", prefix="model."
 )
 
 BERT = StoredNames(
@@ -431,7 +463,7 @@ def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
         match = _pattern(entry.ours).fullmatch(name)
         if match is not None:
             theirs = tuple(template.format(**match.groupdict()) for template in entry.theirs)
-            return StoredParameter(theirs, "transposed" if entry.transposed else "rows")
+            return StoredParameter(theirs, entry.layout)
     return None
 
 
@@ -542,6 +574,18 @@ GPT2_KEYS: Keys = {
     "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
     "max_positions": Key("n_positions"),
 }
+OPT_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_decoder_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "d_ff": Key("ffn_dim"),
+    "num_heads": Key("num_attention_heads"),
+    "dropout": Key("dropout", 0.1),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "max_positions": Key("max_position_embeddings"),
+    "bias": Key("enable_bias", default=True),
+}
 LLAMA_KEYS: Keys = {
     "source_vocabulary_size": Key("vocab_size"),
     "target_vocabulary_size": Key("vocab_size"),
@@ -556,3 +600,171 @@ LLAMA_KEYS: Keys = {
     "projection_bias": Key("attention_bias", default=False),
     "feed_forward_bias": Key("mlp_bias", default=False),
 }
+
+
+# --- read keys of config.json ---
+
+
+# This package's names of activations by Hugging Face's, of which the last is written.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu_python": "gelu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "swish": "silu",
+    "silu": "silu",
+}
+GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
+
+
+class ConfigReader:
+    """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
+
+    def __init__(self, content: Mapping[str, Any], location: str) -> None:
+        """Create a reader of a config.json.
+
+        Args:
+            content: the JSON object in a config.json.
+            location: the name of the file in error messages.
+        """
+        self.content = content
+        self.location = location
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
+        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
+
+        These are the defaults of the family's class in transformers.
+        """
+        return ConfigReader({**defaults, **self.content}, self.location)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """Return the integer under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not an integer, or there is neither a value nor a default.
+        """
+        return int(self._value(name, default, int, "must be a whole number"))
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return the positive integer under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not an integer of at least 1, or there is neither a value nor a default.
+        """
+        value = self.whole(name, default)
+        if value < 1:
+            self.refuse(name, "must be at least 1")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return the number under a key of config.json as a float, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not a number.
+        """
+        return float(self._value(name, default, int | float, "must be a number"))
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return the boolean under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not a boolean.
+        """
+        return bool(self._value(name, default, bool, "must be true or false"))
+
+    def optional_id(self, name: str) -> int | None:
+        """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is neither an integer nor such a list.
+        """
+        value = self.content.get(name)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            self.refuse(name, "must be a whole number")
+        return value
+
+    def activation(self, name: str, default: str) -> str:
+        """Return this package's name of the activation function under a key of config.json.
+
+        Args:
+            name: the key.
+            default: Hugging Face's name of the function if the key is missing or null.
+
+        Raises:
+            TransduceError: the function is not supported.
+        """
+        rule = f"must be one of {', '.join(ACTIVATIONS)}"
+        value = self._value(name, default, str, rule)
+        if value not in ACTIVATIONS:
+            self.refuse(name, rule)
+        return ACTIVATIONS[value]
+
+    def same(self, first: str, second: str) -> int:
+        """Return the common integer under two keys of config.json, for which this package has only one setting.
+
+        Raises:
+            TransduceError: a key is missing, or their values differ.
+        """
+        if self.whole(first) != self.whole(second):
+            self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
+        return self.whole(first)
+
+    def must_be(self, wanted: Mapping[str, object]) -> None:
+        """Check that keys of config.json have the required values, where a missing key is accepted.
+
+        Args:
+            wanted: the required values by key.
+
+        Raises:
+            TransduceError: a key has another value.
+        """
+        for name, value in wanted.items():
+            if self.content.get(name, value) != value:
+                self.refuse(name, f"must be {value!r}")
+
+    def refuse(self, name: str, rule: str) -> NoReturn:
+        """Raise a TransduceError for a key of config.json, whose message states the rule that the key's value breaks.
+
+        Args:
+            name: the key.
+            rule: the rule, which follows the key in the sentence, such as `must be a number`.
+        """
+        raise TransduceError(
+            f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
+        )
+
+    def _value(self, name: str, default: object, kind: type | UnionType, rule: str) -> Any:
+        """Return the value under a key of config.json, or the default if the key is missing or null.
+
+        Args:
+            name: the key.
+            default: the default; None: the key must be present.
+            kind: the type or types of the value; a boolean is no number.
+            rule: the rule that a value of another type breaks, for the message.
+        """
+        value = self.content.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise TransduceError(f"{self.location} must set `{name}`, but does not.")
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            self.refuse(name, rule)
+        return value
+
+
+def read_keys(config: ConfigReader, keys: Keys) -> Settings:
+    """Return a dict of the settings that a family's keys of config.json hold as they are."""
+    settings: Settings = {}
+    for setting, (name, default) in keys.items():
+        value = default(settings) if callable(default) else default
+        if isinstance(value, bool):
+            settings[setting] = config.flag(name, default=value)
+        elif isinstance(value, float):
+            settings[setting] = config.number(name, value)
+        else:
+            read = config.size if setting in ("d_model", "num_heads") else config.whole
+            settings[setting] = read(name, value)
+    return settings

@@ -334,7 +334,7 @@ _TYPES = {torch.float16: F16, torch.float32: F32}
 _COMPONENTS = {
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
     "position_bias": "relative",
-    "attention_window": "none",
+    "attention_window": "none past",
     "token_types": "none",
     "norm": "layer rms",
     "norm_order": "pre post",
