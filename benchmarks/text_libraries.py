@@ -23,7 +23,7 @@ from report import Row, data_folder, parser, report
 
 from transduce.text.files import read_lines
 from transduce.text.languages import learn_profiles, sentence_separator
-from transduce.text.sentences import find_sentences, split_sentences
+from transduce.text.sentences import split_sentences
 
 # The dev set and the training set of each language.
 _CORPORA = {
@@ -68,19 +68,14 @@ def measure(
         yield library, answer["results"], answer["seconds"]
 
 
-def found_sentences(text: str, *, language: str) -> list[str]:
-    """Return the sentences of a text, as translation finds them."""
-    return [text[span.start : span.end] for span in find_sentences(text, language)]
-
-
 def splitting_rows(folder: Path, most: int) -> Iterator[Row]:
     """Yield the share of lines that are split right, and the speed, of each splitter and language."""
     for language in _SPLIT:
         lines = joined([line for line in read_lines(folder / _CORPORA[language][0]) if line.endswith(_ENDS)])[:most]
         texts = [sentence_separator(language).join(line) for line in lines]
         ours: dict[str, Callable[[str], list[str]]] = {
-            "split_sentences": split_sentences,
-            "find_sentences": partial(found_sentences, language=language),
+            "split_sentences": partial(split_sentences, language=language),
+            "split_sentences, language unknown": split_sentences,
         }
         job = {"task": "split", "language": language}
         for name, found, seconds in measure(texts, job, ours, ("sentencex", "pysbd")):

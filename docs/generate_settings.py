@@ -259,9 +259,11 @@ def page() -> str:
         "",
         "    transduce train settings.toml --out DIR --set training.steps=2000",
         "",
-        "A settings file is TOML; `--set` changes one value. An unknown name is an error with a suggestion. *Chosen*",
-        "means that the rules at the end of this page choose the value from the corpus and the machine. `--dry-run`",
-        "shows every choice with its reason. The settings that a run used are in `settings.toml` in its folder.",
+        "A settings file is TOML; `--set` changes one value, or the named ones of a table, as in",
+        "`--set 'training={steps=2000, seed=2}'`. An array of tables (`data.corpora`) is set as a whole. An unknown",
+        "name is an error with a suggestion. *Chosen* means that the rules at the end of this page choose the value",
+        "from the corpus and the machine. `--dry-run` shows every choice with its reason. The settings that a run used",
+        "are in `settings.toml` in its folder.",
     ]
     for prefix, struct, names in tables():
         if names:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import transduce
 from transduce import deprecation
@@ -22,12 +23,14 @@ from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizerR
 from transduce.interop.hugging_face.token_pipelines import WordPieceRecord
 from transduce.interop.word_vectors import Coverage
 from transduce.model.config import ModelConfig, convert_config
+from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.tasks.run.initial_weights import StoredWeightsCard
 from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
 from transduce.tasks.settings.structs import CorpusSettings
 from transduce.text.glossary import Glossary, Term
+from transduce.training.callbacks import Callback
 
 ALTERNATIVE = Alternative("Hi", ("▁Hi",), (-0.5, -0.25), -0.75, ended=True)
 
@@ -67,6 +70,7 @@ def test_an_old_command_runs_the_new_one(old: str, new: str, capsys: pytest.Capt
         ("translate", ["models/a", "--out", "b"], "output", "b"),
         ("embed", ["models/a", "--out=b.npy"], "output", "b.npy"),
         ("train", ["--from", "b", "--out", "a"], "init_from", "b"),
+        ("train", ["--forecast", "--out", "a"], "estimate_score", True),
         ("train", ["--teacher", "b", "c", "--out", "a"], "distill_from", ["b", "c"]),
     ],
 )
@@ -273,3 +277,25 @@ def test_old_keys_of_stored_records() -> None:
 
 def test_search_settings_have_the_new_name() -> None:
     assert SearchSettings(batch_invariant=True) != SearchSettings()
+
+
+def test_the_old_method_of_models_gives_the_result_of_the_new_one() -> None:
+    model = Transformer(
+        ModelConfig(
+            source_vocabulary_size=4, target_vocabulary_size=4, d_model=4, d_ff=4, num_heads=1, output_scale=0.5
+        )
+    )
+    with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
+        assert model.finish(torch.ones(1, 4)).tolist() == [[0.5] * 4]
+
+
+def test_a_callback_with_the_old_method_gets_the_estimate() -> None:
+    class Keeper(Callback):
+        def on_forecast(self, event: object) -> None:
+            received.append(event)
+
+    received: list[object] = []
+    estimate: Any = object()
+    with pytest.warns(RenamedWarning, match="`on_forecast` is now `on_estimate`"):
+        Keeper().on_estimate(estimate)
+    assert received == [estimate]

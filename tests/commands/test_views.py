@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.commands.align import format_links, parse_links
+from transduce.commands.inspect import format_links, parse_links
 from transduce.commands.main import main
 from transduce.errors import TransduceError
 from transduce.inference.load import load

@@ -376,6 +376,9 @@ def translated_part(content: bytes, name: str, part: str) -> str:
     [
         ("REF _Ref1 \\h", "chapter one", "CHAPTER ONE"),
         ("FORMTEXT", "some words", "SOME WORDS"),
+        ("IF 1 = 1 &quot;some words&quot;", "some words", "SOME WORDS"),
+        ("QUOTE &quot;some words&quot;", "some words", "SOME WORDS"),
+        ("QUOTE &quot;7&quot;", "7", "7"),
         ("MERGEFIELD name", "some words", "some words"),
         ("ADDIN CSL_CITATION", "(see above)", "(see above)"),
     ],

@@ -210,6 +210,32 @@ XLIFF_1 = """<?xml version="1.0" encoding="UTF-8"?>
 """
 
 
+REVIEW = "needs-review-translation"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            '<trans-unit id="1" approved="yes"><source>a b</source><target state="final">c</target></trans-unit>',
+            f'<trans-unit id="1" approved="no"><source>a b</source><target state="{REVIEW}">A B</target></trans-unit>',
+        ),
+        (
+            '<segment state="final"><source>a b</source><target>c</target></segment>',
+            '<segment state="translated"><source>a b</source><target>A B</target></segment>',
+        ),
+    ],
+)
+def test_a_translation_that_replaces_an_approved_one_is_to_be_reviewed(source: str, expected: str) -> None:
+    def capitals(texts: Sequence[str], kind: UnitKind) -> list[str]:  # noqa: ARG001
+        return [text.upper() for text in texts]
+
+    document = f'<xliff version="1.2"><file target-language="de"><body>{source}</body></file></xliff>'.encode()
+    assert translate_upload(document, "a.xlf", capitals) == document
+    result = translate_upload(document, "a.xlf", capitals, DocumentSettings(overwrite=True)).decode()
+    assert result == document.decode().replace(source, expected)
+
+
 def test_xliff_1_files_get_their_missing_targets() -> None:
     result = translated(XLIFF_1, "a.xlf", target_language="de")
     expected = XLIFF_1.replace('language="en"', 'language="en" target-language="de"').replace(

@@ -79,6 +79,8 @@ def test_formulas_in_pages_stay(formula: str) -> None:
 def test_prices_and_single_marks_are_no_formulas() -> None:
     assert translate("<p>$$ to $$$ a \\( b</p>") == "<p>$$ TO $$$ A \\( B</p>"
     assert translate("<p>tea $$ = cheap, a $$ = dear</p>") == "<p>TEA $$ = CHEAP, A $$ = DEAR</p>"
+    assert translate("<p>$$ = max(a, b)$$ so $E = mc^2$</p>") == "<p>$$ = max(a, b)$$ SO $E = mc^2$</p>"
+    assert translate("<p>a $5 and $6 b, $7 in A$</p>") == "<p>A $5 AND $6 B, $7 IN A$</p>"
     assert translate("<p>\\( opens, and \\) closes</p>") == "<p>\\( OPENS, AND \\) CLOSES</p>"
     for name in ("math", "title mathjax"):  # arXiv marks texts that may contain formulas by mathjax
         assert translate(f'<div class="{name}">one</div>') == f'<div class="{name}">ONE</div>'
@@ -520,7 +522,7 @@ def test_attributes_are_translated_on_request() -> None:
         ('<textarea translate="no" title="one">two</textarea>', None),
         (
             '<optgroup label="one"><option label="two" value="x">3</option></optgroup><track label="four">',
-            '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="four">',
+            '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="FOUR">',
         ),
         ('<textarea class="notranslate" title="one">two</textarea>', None),
         ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
@@ -530,10 +532,15 @@ def test_attributes_are_translated_on_request() -> None:
         ('<input type="submit" value="two" translate="no">', None),
         ('<input type="hidden" value="two"><input type="text" value="three"><input value="four">', None),
         ('<select><option value="two">3</option></select><button type="submit" value="two">4</button>', None),
+        ('<meta name="viewport" content="one"><a content="two"></a>', None),
+        (
+            '<meta name="Description" content="one"/><meta content="two" property="og:title">',
+            '<meta name="Description" content="ONE"/><meta content="TWO" property="og:title">',
+        ),
     ],
 )
 def test_attributes_of_forms_are_translated(document: str, expected: str | None) -> None:
-    settings = MarkupSettings(attributes=("placeholder", "title", "value", "label"))
+    settings = MarkupSettings(attributes=("placeholder", "title", "value", "label", "content"))
     assert translate(document, settings=settings) == (expected or document.replace("one <code", "ONE <code"))
 
 

@@ -213,8 +213,12 @@ def test_a_stream_joined_is_the_continuation(generator: Generator) -> None:
         parts = list(generator.stream("abc d", search))
         assert len(parts) > 20
         assert "".join(parts) == generator("abc d", search=search).continuations[0].text
-    beam = SearchSettings(beam_size=3, max_length=20)
-    assert "".join(generator.stream("a", beam)) == generator("a", search=beam).continuations[0].text
+    for one_line in (False, True):
+        beam = SearchSettings(beam_size=2, max_length=50, repetition_penalty=2.0)
+        streams = {text: list(generator.stream(text, beam, one_line=one_line)) for text in ("a", "abc d", "d d b")}
+        for text, parts in streams.items():
+            assert "".join(parts) == generator(text, search=beam, one_line=one_line).continuations[0].text
+        assert max(map(len, streams.values())) > 1
 
 
 def test_a_stream_takes_the_length_and_the_seed_of_a_call(generator: Generator) -> None:

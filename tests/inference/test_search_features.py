@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Collection
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from transduce.inference.batching import pad
 from transduce.inference.decoding import ForbiddenTexts, tokenize_phrase
 from transduce.inference.load import open_translator
 from transduce.inference.scorers import BatchInvariantScorer, EncoderDecoderScorer, padded_length
-from transduce.inference.translation import GrowingText, Translation
+from transduce.inference.translation import GrowingText, Translation, decode_start
 from transduce.inference.translator import Translator
 from transduce.model.build import build_encoder_decoder
 from transduce.search.rules import GenerateSettings
@@ -130,7 +131,7 @@ def test_a_character_is_shown_when_all_of_its_bytes_are_there() -> None:
         def decode(self, ids: list[int]) -> str:
             return bytes(ids).decode("utf-8", "replace")
 
-    growing = GrowingText(Bytes())  # type: ignore[arg-type]
+    growing = GrowingText(partial(decode_start, Bytes(), line_feeds=True))  # type: ignore[arg-type]
     content = "a爱b".encode()
     shown = [growing.grow(torch.tensor([list(content[:end])])) for end in range(1, len(content) + 1)]
     assert shown == ["a", "", "", "爱", "b"]
@@ -142,9 +143,10 @@ def test_growing_text_is_the_common_prefix_of_all_hypotheses(translator: Transla
     first, second = vocabulary.encode("we eat apples"), vocabulary.encode("we eat fish")
     length = min(len(first), len(second))
     pieces = torch.tensor([first[:length], second[:length]])
-    assert "we eat".startswith(GrowingText(vocabulary).grow(pieces))
+    decode = partial(decode_start, vocabulary, line_feeds=True)
+    assert "we eat".startswith(GrowingText(decode).grow(pieces))
     ended = torch.tensor([first[:length], [*first[:1], *[vocabulary.eos_id] * (length - 1)]])
-    assert GrowingText(vocabulary).grow(ended) == vocabulary.decode(first[:1])
+    assert GrowingText(decode).grow(ended) == vocabulary.decode(first[:1])
 
 
 # --- phrases and forbidden texts ---
@@ -226,6 +228,17 @@ def test_unusable_phrases_are_refused(
 ) -> None:
     with pytest.raises(TransduceError, match=message):
         translator("我吃鱼。", search=search, phrases=phrases)
+
+
+def test_a_forced_first_token_counts_besides_the_phrases(translator: Translator) -> None:
+    target = translator.tokenizer.target
+    generate, length = GenerateSettings(forced_first_id=target.encode("she")[0]), len(target.encode("tea milk")) + 2
+    search = SearchSettings(max_length=length, generate=generate)
+    found = translator("我吃鱼。", search=search, phrases=["tea milk"])
+    assert found.alternatives[0].ended
+    assert found.text.endswith("tea milk")
+    with pytest.raises(TransduceError, match=f"at least {length} tokens, but it is {length - 1}"):
+        translator("我吃鱼。", search=msgspec.structs.replace(search, max_length=length - 1), phrases=["tea milk"])
 
 
 @pytest.mark.parametrize(("prefix", "phrases"), [("", ["the teacher", "teacher"]), ("the teacher", ["teacher"])])

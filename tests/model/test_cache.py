@@ -1,13 +1,19 @@
 """Test that decoding with a KV cache equals decoding without: token by token, in chunks, and for several hypotheses."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transduce.model.attention import KeyValueCache
-from transduce.model.config import ModelConfig
-from transduce.model.transformer import Transformer
+from transduce.model.build import build_any_model
+from transduce.model.config import Kind, ModelConfig, Positions
+from transduce.model.series import SeriesTransformer
+from transduce.model.transformer import Decoder, Transformer
 
+aten = torch.ops.aten
 PAD, EOS, V = 0, 1, 17
 SOURCES = torch.tensor([[5, 6, 7, 8, EOS], [9, 3, EOS, PAD, PAD], [4, EOS, PAD, PAD, PAD]])
 
@@ -153,3 +159,60 @@ def test_a_cache_holds_what_was_appended_in_order() -> None:
 def test_an_empty_cache_has_no_content() -> None:
     with pytest.raises(ValueError, match="the cache is empty: append to it first"):
         KeyValueCache().content()
+
+
+class NoReads(TorchDispatchMode):
+    """A mode that fails if a number is read out of a tensor, for which a GPU would have to finish its work."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func not in (aten.item.default, aten._local_scalar_dense.default), "a number was read out of a tensor"
+        return func(*args, **(kwargs or {}))
+
+
+def no_reads() -> TorchDispatchMode:
+    return NoReads()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("kind", ["transformer", "decoder"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "relative"])
+def test_a_step_reads_no_number_from_the_device(positions: Positions, kind: Kind) -> None:
+    config = ModelConfig(
+        source_vocabulary_size=9, target_vocabulary_size=9, num_encoder_layers=1, num_decoder_layers=1, d_model=8,
+        d_ff=8, num_heads=2, positions=positions, kind=kind, max_positions=5 if positions == "learned" else 1024,
+    )  # fmt: skip
+    model = build_any_model(config).eval()
+    assert isinstance(model, Transformer | Decoder)
+    with torch.inference_mode():
+        state = model.start(torch.tensor([[4, 5, 7], [6, 7, PAD]]))
+        state.keep_sentences(torch.tensor([1, 0]))
+        with no_reads():
+            for token in (3, 6, 7):
+                assert state.step(torch.full((2, 1), token)).shape == (2, 1, 8)
+        state.keep_sentences(torch.tensor([0]))  # the shorter prompt, which has free positions left
+        with no_reads():
+            state.step(torch.tensor([[5]]))
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_positions_after_a_cache_are_known_without_reading_them(positions: Positions) -> None:
+    config = ModelConfig(
+        kind="decoder", source_vocabulary_size=9, target_vocabulary_size=9, num_decoder_layers=1, d_model=8, d_ff=8,
+        num_heads=2, positions=positions,
+    )  # fmt: skip
+    model = Decoder(config).eval()
+    with torch.inference_mode():
+        cache = model.new_cache()
+        with no_reads():
+            for ids in ([[4, 5]], [[6]], [[7, 3]]):
+                model.decode(torch.tensor(ids), cache=cache)
+        assert cache.length == 5
+
+
+def test_a_rolled_out_series_reads_no_number_from_the_device() -> None:
+    config = ModelConfig(
+        kind="series", num_series=2, source_vocabulary_size=0, target_vocabulary_size=0, num_encoder_layers=1,
+        num_decoder_layers=1, d_model=8, d_ff=8, num_heads=2, positions="rotary",
+    )  # fmt: skip
+    model = SeriesTransformer(config).eval()
+    with torch.inference_mode(), no_reads():
+        assert model.roll_out(torch.randn(1, 5, 2), 3).means.shape == (1, 3, 2)

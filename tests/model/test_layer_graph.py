@@ -65,7 +65,10 @@ class ToyNorm(nn.Module):
 class Distances(StackPositions):
     """A position scheme that lowers scores by the distance between query and key (ALiBi)."""
 
-    def forward(self, x: Tensor, mask: Any, positions: Tensor | None = None, cache: Any = None) -> Any:
+    # Written before the argument `end` existed.
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Any, positions: Tensor | None = None, cache: Any = None
+    ) -> Any:
         known = 0 if cache is None else cache.length
         positions = torch.arange(known, known + x.shape[1]) if positions is None else positions
         keys = positions if cache is None else cache.append_positions(positions)

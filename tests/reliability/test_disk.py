@@ -16,7 +16,7 @@ from torch import Tensor
 from transduce.atomic_io import open_atomically, write_file
 from transduce.errors import TransduceError
 from transduce.training.events import EventLog, TrainEvent, ValidationEvent
-from transduce.training.interruption import explain_step_out_of_memory
+from transduce.training.memory import explain_step_out_of_memory
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 

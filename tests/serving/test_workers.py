@@ -127,7 +127,7 @@ def test_answers_are_the_same_from_several_workers(serve: Any, translator: Trans
 
 @pytest.mark.parametrize("failing", ["decode", "finish"])
 def test_a_worker_survives_a_batch_without_a_result_for_each_sentence(
-    failing: str, serve: Any, gated_model: Any, monkeypatch: pytest.MonkeyPatch
+    failing: str, serve: Any, gated_model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(gated_model(), workers=1, overtaking=False) as live:
         with monkeypatch.context() as patch:
@@ -144,6 +144,8 @@ def test_a_worker_survives_a_batch_without_a_result_for_each_sentence(
                 patch.setattr(Batcher, "finish", fail)
             failed = live.translate("eins")
             assert (failed.status, failed.error.partition(";")[0]) == (500, "The model failed on this text")
+        reason = "The decoder returned 0 results for 1 sentence" if failing == "decode" else "unexpected"
+        assert reason in caplog.text
         assert live.translate("eins").json == {"translatedText": "EINS"}
         assert live.ask("GET", "/health").status == 200
         assert live.service.engine.batcher.running == 0

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import transduce
-from transduce.commands.align import format_links
 from transduce.commands.evaluation import _with_scores
+from transduce.commands.inspect import format_links
 from transduce.commands.main import main
 from transduce.data.prepared import ContextCorpus, ContextSettings, PreparedCorpus, RepeatedCorpus, prepare
 from transduce.documents.formats import read_document

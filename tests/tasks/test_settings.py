@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
+from transduce.deprecation import RenamedWarning
 from transduce.errors import TransduceError
 from transduce.model.config import ModelConfig
 from transduce.model_folder.write import to_toml
@@ -188,6 +189,69 @@ def test_an_assigned_table_is_merged_into_the_present_one(write_lines: WriteLine
     assert content["task"] == {"noise": {}}
     with pytest.raises(TransduceError, match=r"A setting's name is a text, such as `training\.steps`, but one is 5"):
         put_setting(content, 5, 1)  # type: ignore[arg-type]
+
+
+_INLINE = "training = {batch_tokens = 4, steps = 5, learning_rate = 0.1}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "assignment", "expected"),
+    [
+        ([_INLINE], "training.batch_tokens=8", {"batch_tokens": 8, "steps": 5, "learning_rate": 0.1}),
+        ([_INLINE], "training.batch_size=8", {"batch_size": 8, "steps": 5, "learning_rate": 0.1}),
+        ([_INLINE], "training={batch_size=8}", {"batch_size": 8, "steps": 5, "learning_rate": 0.1}),
+        ([_INLINE], "training={}", {"batch_tokens": 4, "steps": 5, "learning_rate": 0.1}),
+        (["[training]", "batch_tokens = 4"], "training={batch_size=8, steps=6}", {"batch_size": 8, "steps": 6}),
+        (["training.batch_tokens = 4"], "training={batch_size=8}", {"batch_size": 8}),
+        (['"training"."batch_tokens" = 4'], "training.batch_size=8", {"batch_size": 8}),
+        (["training.batch_tokens = 4"], 'training."batch_size"=8', {"batch_size": 8}),
+        (["training.batch_tokens = 4"], " 'training' . batch_size = 8", {"batch_size": 8}),
+    ],
+)
+def test_assignments_override_all_forms_of_toml(
+    write_lines: WriteLines, lines: list[str], assignment: str, expected: dict[str, Any]
+) -> None:
+    content = read_settings(write_lines("settings.toml", lines), [assignment])
+    assert content == {"training": expected}
+    make_settings(content)
+
+
+def test_an_assigned_table_keeps_what_it_does_not_set(write_lines: WriteLines) -> None:
+    lines = ["[data.filters]", "max_tokens = 9", "[search]", "diversity_penalty = 0.5", "length_penalty = -1.5"]
+    path = write_lines("settings.toml", lines)
+    with pytest.warns(RenamedWarning, match=r"`data\.filters\.max_pieces` is now `data\.filters\.max_tokens`"):
+        content = read_settings(path, ["data.filters={max_pieces=7}", "search={beam_size=5}"])
+    assert content["data"] == {"filters": {"max_tokens": 7}}
+    with pytest.raises(TransduceError, match=r"settings\.toml, line 5: `length_penalty` must not"):
+        make_settings(content)
+    put_setting(content, "search", {"length_penalty": 1.0})
+    assert make_settings(content).search.beam_size == 5
+
+
+def test_keys_of_a_table_of_values_may_have_dots() -> None:
+    assignments = ['task.class_weights={"a.b"=2}', 'task.class_weights."c.d"=3', "task.class_weights.好=4"]
+    content = read_settings(None, assignments)
+    assert content == {"task": {"class_weights": {"a.b": 2, "c.d": 3, "好": 4}}}
+
+
+@pytest.mark.parametrize("name", ["data.corpora[0].share", "data.corpora.share", "data.corpora.0.share"])
+def test_one_table_of_an_array_cannot_be_assigned(write_lines: WriteLines, name: str) -> None:
+    path = write_lines("settings.toml", ["[[data.corpora]]", 'source = ["a.zh"]'])
+    with pytest.raises(TransduceError, match=r"is in an array of tables.*write `data\.corpora=\[\{"):
+        read_settings(path, [f"{name}=0.5"])
+    with pytest.raises(TransduceError, match="is in an array of tables"):
+        put_setting(read_settings(path), name, 0.5)
+
+
+def test_a_quoted_key_with_dots_is_refused_in_a_file(write_lines: WriteLines) -> None:
+    content = read_settings(write_lines("settings.toml", ['"training.steps" = 5']))
+    with pytest.raises(TransduceError, match=r"`training\.steps` is quoted as one key, .* without quotes"):
+        make_settings(content)
+
+
+def test_a_value_of_several_lines_is_refused() -> None:
+    with pytest.raises(TransduceError, match=r"`training\.steps` must be a whole number"):
+        make_settings(read_settings(None, ["training.steps=8\nseed = 3"]))
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def test_the_vocabulary_counts_once_it_is_known(
     toy_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter((1 << 40, 1_000))  # before and after the corpus is read
-    monkeypatch.setattr("transduce.training.forecast.available_memory", lambda _: next(free))
+    monkeypatch.setattr("transduce.training.memory.available_memory", lambda _: next(free))
     with pytest.raises(TransduceError, match=r"needs at least \d+ MiB of memory .* but only 0 MiB"):
         train(out=tmp_path / "run", settings=toy_settings, device="cpu")
     assert not (tmp_path / "run").exists()

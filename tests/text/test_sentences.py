@@ -70,6 +70,8 @@ def test_an_empty_file_has_no_documents(tmp_path: Path) -> None:
         ("មាន ក ខ ។ល។ គាត់ទៅ៕", ["មាន ក ខ ។ល។", "គាត់ទៅ៕"]),
         ("သူလာသည်။သူသွားသည်။", ["သူလာသည်။", "သူသွားသည်။"]),
         ("値は３．５です．終わり｡はい", ["値は３．５です．", "終わり｡", "はい"]),
+        ("Es ist z. B. kalt. Am 3. Mai nicht.", ["Es ist z. B. kalt.", "Am 3. Mai nicht."]),
+        ("“Yes, sir. No more.”", ["“Yes, sir.", "No more.”"]),
         ("no end", ["no end"]),
     ],
 )

@@ -21,9 +21,9 @@ from transduce.model_folder.read import MANIFEST, WEIGHTS, read_any_model_folder
 from transduce.tasks.train import train
 from transduce.training.checkpoint import load_newest
 from transduce.training.distributed import Processes
-from transduce.training.interruption import try_batches
 from transduce.training.loop import Trainer, make_optimizer
 from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.memory import try_batches
 from transduce.training.optimizer import FlatOptimizer
 from transduce.training.settings import ResolvedTraining
 

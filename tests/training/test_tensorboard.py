@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from transduce.errors import TransduceError
-from transduce.training.events import TensorBoardWriter, crc32c, frame_record, masked_crc32c
+from transduce.training.tensorboard import TensorBoardWriter, crc32c, frame_record, masked_crc32c
 
 
 def read_back(folder: Path) -> Any:

@@ -66,7 +66,8 @@ VERBS = {
 }
 
 _SHARED_MODULES = {
-    **dict.fromkeys(("demo", "prepare", "train"), "train"),
+    **dict.fromkeys(("demo", "prepare", "train", "build-datastore"), "train"),
+    **dict.fromkeys(("inspect", "align"), "inspect"),
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed", "forecast"), "tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
     **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),

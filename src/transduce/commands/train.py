@@ -1,4 +1,7 @@
-"""Commands that train or prepare for it: `train`, `demo`, which trains on the built-in corpus, and `prepare`."""
+"""Commands that learn from a corpus: `train`, `demo` (on the built-in corpus), `prepare`, and `build-datastore`.
+
+`prepare` only makes what training reads, and `build-datastore` stores sentence pairs for kNN retrieval.
+"""
 
 import argparse
 import os
@@ -16,19 +19,24 @@ from transduce.argument_checks import as_shard
 from transduce.commands.main import STARTED_AT
 from transduce.commands.options import (
     DEMO_STEPS,
+    LANGUAGE_OPTIONS,
     PREPARED_KINDS,
     add_computing,
     add_json,
+    add_languages,
     add_settings,
     check_folder,
     check_writable,
+    load_translator,
     loading_options,
+    option_of,
+    read_aligned_lines,
     refuse_options,
     settings_from,
     write_json_report,
     write_report,
 )
-from transduce.errors import TransduceError, shell_word
+from transduce.errors import TransduceError, count_noun, shell_word
 from transduce.process_environment import common_options, launched_ranks
 from transduce.tasks.settings.options import OPTIONS, TASK_KINDS
 from transduce.text.languages import language_of
@@ -36,8 +44,9 @@ from transduce.training.callbacks import TRACKERS, Callback
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:
+    from transduce.inference.datastore import Datastore
     from transduce.tasks.run.run import RunRequest
-    from transduce.training.forecast import RunForecast
+    from transduce.training.run_estimate import RunEstimate
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +57,14 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="print all choices with their reasons and a forecast of time and memory, and do not train",
+        help="print all choices with their reasons and an estimate of time and memory, and do not train",
     )
-    add("--forecast", action="store_true", help="like --dry-run, and forecast the final dev score from early steps")
-    add_json(add, "the result, or the forecast,")
+    add(
+        "--estimate-score",
+        action="store_true",
+        help="like --dry-run, and estimate the final dev score from early steps",
+    )
+    add_json(add, "the result, or the estimate,")
     add(
         "--track",
         nargs="+",
@@ -100,41 +113,41 @@ _ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Train a model, or only print a forecast of the run (--dry-run, --forecast), and return an exit code.
+    """Train a model, or only print an estimate of the run (--dry-run, --estimate-score), and return an exit code.
 
     Returns:
         0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved.
     """
     from transduce.tasks.train import train_in_stages
 
-    is_dry = options.dry_run or options.forecast
+    is_dry = options.dry_run or options.estimate_score
     if options.json is not None and is_dry and options.resume:
-        raise TransduceError("`--json` writes the forecast of a new run: leave --json out, or --resume.")
+        raise TransduceError("`--json` writes the estimate of a new run: leave --json out, or --resume.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
     check_writable(
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=is_dry)
-    keeper = _ForecastKeeper()
+    keeper = _EstimateKeeper()
     callbacks = (keeper,) if is_dry else tuple(TRACKERS[name]() for name in options.track)
-    request = msgspec.structs.replace(request, forecast=options.forecast, callbacks=callbacks)
+    request = msgspec.structs.replace(request, estimate_score=options.estimate_score, callbacks=callbacks)
     result = train_in_stages(request)
-    report = keeper.forecast if is_dry else result
+    report = keeper.estimate if is_dry else result
     if options.json is not None and report is not None and launched_ranks().rank == 0:
         write_json_report(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
 
-class _ForecastKeeper(Callback):
-    """A callback that stores the forecast of a run's time and memory, which a dry run writes as JSON."""
+class _EstimateKeeper(Callback):
+    """A callback that stores the estimate of a run's time and memory, which a dry run writes as JSON."""
 
-    forecast: "RunForecast | None" = None
-    """The forecast of the run; None until it is made."""
+    estimate: "RunEstimate | None" = None
+    """The estimate of the run; None until it is made."""
 
     @override
-    def on_forecast(self, event: "RunForecast") -> None:
-        self.forecast = event
+    def on_estimate(self, event: "RunEstimate") -> None:
+        self.estimate = event
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> "RunRequest":
@@ -144,7 +157,7 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
         options: the options of `add_run`: settings, texts, model, device.
         out: the run's folder.
         resume: continue from the newest checkpoint.
-        dry_run: only choose settings and forecast.
+        dry_run: only choose settings and estimate.
 
     Raises:
         TransduceError: options contradict each other, or a setting is invalid.
@@ -328,3 +341,111 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
     """Raise an error for options named `others`, which cannot be combined with the option `mode`, such as `--merge`."""
     refuse_options(options, others, f"`{mode}` cannot be combined with `{{option}}`: leave one of them out.")
+
+
+# --- build-datastore ---
+
+
+class DatastoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A report on a new datastore of sentence pairs for kNN retrieval: its size, and its effect on the model's loss."""
+
+    pairs: int
+    """Number of sentence pairs that are stored."""
+    left_out: int
+    """Number of pairs with an empty side, or with more than `MAX_TOKENS` tokens."""
+    positions: int
+    """The number of target tokens in the datastore, including end symbols."""
+    weight: float
+    """The weight of retrieved neighbors in the next-token distribution, from 0 to 1; the model has the rest."""
+    temperature: float
+    """The temperature of the softmax over distances to neighbors."""
+    tuning_tokens: int
+    """The number of tokens that the weight and the temperature were chosen by."""
+    loss_without: float
+    """Loss of the tuning tokens by the model without retrieval, in nats per token."""
+    loss_with: float
+    """Loss of the tuning tokens with retrieval, in nats per token."""
+
+    def __str__(self) -> str:
+        from transduce.inference.datastore import MAX_TOKENS
+
+        left_out = f", {self.left_out:,} skipped as empty or longer than {MAX_TOKENS} tokens" if self.left_out else ""
+        return (
+            f"{count_noun(self.pairs, 'pair')} stored, {count_noun(self.positions, 'target token')}{left_out}\n"
+            f"loss of {count_noun(self.tuning_tokens, 'token')}: {self.loss_without:.3f} nats each by the model alone, "
+            f"{self.loss_with:.3f} with retrieval, whose weight is {self.weight:g}"
+        )
+
+
+def add_build_datastore_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments and options of `transduce build-datastore` in its argparse parser."""
+    add = parser.add_argument
+    add("model", help="a model folder")
+    add("--source", required=True, metavar="FILE", help="sentences, one per line")
+    add("--target", required=True, metavar="FILE", help="their translations, one per line")
+    add("--output", required=True, metavar="FILE", help="write the datastore here")
+    add_json(add)
+    tuning = parser.add_argument_group("choice of the retrieval weight").add_argument
+    tuning(
+        "--dev-source",
+        metavar="FILE",
+        help="pairs like those to be translated, by which the weight is chosen (default: some of the pairs)",
+    )
+    tuning("--dev-target", metavar="FILE", help="translations of --dev-source")
+    add_languages(parser)
+    add_computing(parser)
+
+
+def run_build_datastore(options: argparse.Namespace) -> None:
+    """Build a datastore of sentence pairs, write it, and print its effect on the model's loss."""
+    from transduce.inference.bulk_files import ReportClock
+    from transduce.inference.datastore import build_datastore
+
+    if (options.dev_source is None) != (options.dev_target is None):
+        raise TransduceError("Dev pairs have two sides: pass both --dev-source and --dev-target, or neither.")
+    inputs = [options.model, options.source, options.target, options.dev_source, options.dev_target]
+    check_writable(options.output, report=options.json, inputs=inputs)
+    sources, targets = read_aligned_lines(options.source, options.target)
+    dev = None
+    if options.dev_source is not None:
+        dev_sources, dev_targets = read_aligned_lines(options.dev_source, options.dev_target)
+        dev = dev_sources, dev_targets
+    translator = load_translator(options.model, options)
+    clock, pairs = ReportClock(), count_noun(len(sources), "pair")
+
+    def report_progress(done: int) -> None:
+        if clock.is_due():
+            sys.stderr.write(localized(f"{done:,} of {pairs}\n"))
+
+    datastore = build_datastore(translator, sources, targets, dev=dev, document=True, report_progress=report_progress)
+    datastore.write(options.output)
+    write_report(_report_of(datastore), options.json)
+    if datastore.after >= datastore.before:
+        sys.stderr.write(
+            localized(
+                "warning: With retrieval the loss is not lower: these pairs do not help with such text, so translate "
+                "without the datastore, or build one from other pairs.\n"
+            )
+        )
+    passed = [(option_of(name), vars(options)[name]) for name in LANGUAGE_OPTIONS if vars(options)[name] is not None]
+    languages = "".join(f" {option} {shell_word(value)}" for option, value in passed)
+    sys.stderr.write(
+        localized(
+            f"Written to {options.output}: transduce translate {shell_word(options.model)} --datastore "
+            f"{shell_word(options.output)}{languages}{common_options()}\n"
+        )
+    )
+
+
+def _report_of(datastore: "Datastore") -> DatastoreReport:
+    card = datastore.neighbors.card
+    return DatastoreReport(
+        pairs=card.pairs,
+        left_out=datastore.left_out,
+        positions=len(datastore.neighbors.tensors.labels),
+        weight=card.weight,
+        temperature=card.temperature,
+        tuning_tokens=datastore.tuning_tokens,
+        loss_without=datastore.before,
+        loss_with=datastore.after,
+    )

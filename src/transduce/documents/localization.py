@@ -485,8 +485,7 @@ def _close(
         text = unescape(_XML_TOKEN.sub("", file.text[slice(*element.source)]))
         kept.append(f"{element.attributes.get('id', '')}: {' '.join(text.split())}")
     elif edit.units:
-        if element.name == "segment":
-            yield from _state_edits(file, element)
+        yield from _state_edits(file, element)
         yield edit
 
 
@@ -494,12 +493,18 @@ def _has_text(content: str) -> bool:
     return bool(_XML_TOKEN.sub(lambda match: match["data"] or "", content).strip())
 
 
-def _state_edits(file: TextFile, segment: _Element) -> Iterator[Edit]:
-    """Yield the `Edit` that changes an XLIFF 2 segment's state `initial` to `translated`; none for other states."""
-    state = re.search(r"""\sstate\s*=\s*["'](initial)["']""", file.text[segment.start : segment.inner])
+def _state_edits(file: TextFile, element: _Element) -> Iterator[Edit]:
+    """Yield the `Edit` by which a new translation counts as unreviewed; none if it does.
+
+    An XLIFF 2 segment gets the state `translated`, and the attribute `approved` of an XLIFF 1.2 unit becomes `no`.
+    """
+    expression, new = (r"state\s*=\s*[\"'](initial|reviewed|final)", "translated")
+    if element.name == "trans-unit":
+        expression, new = (r"approved\s*=\s*[\"'](yes)", "no")
+    state = re.search(rf"\s{expression}[\"']", file.text[element.start : element.inner])
     if state is not None:
-        start, end = (segment.start + position for position in state.span(1))
-        yield Edit(start, end, [], lambda _: "translated", is_in_place=False)
+        start, end = (element.start + position for position in state.span(1))
+        yield Edit(start, end, [], lambda _: new, is_in_place=False)
 
 
 _MAX_INDENTATION = 400  # columns
@@ -508,8 +513,8 @@ _MAX_INDENTATION = 400  # columns
 def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit | None:
     """Return the `Edit` that writes the translation of an XLIFF segment's source into its `target`.
 
-    A missing `target` is added after the source, with the same indentation. A target with the state `new` or
-    `needs-translation` gets the state `needs-review-translation`. In a target that is divided into segments, segments
+    A missing `target` is added after the source, with the same indentation. A state of the target
+    such as `new` or `final` becomes `needs-review-translation`. In a target that is divided into segments, segments
     that have a translation stay; the result is None if translations of the others cannot be added.
 
     Args:
@@ -539,7 +544,9 @@ def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit
         start, end, start_tag = element.target
         start_tag = re.sub(r"(?<!\s)\s*+/>$", ">", start_tag)
         start_tag = re.sub(
-            r"""(\sstate\s*=\s*["'])(?:new|needs-translation)""", r"\1needs-review-translation", start_tag
+            r"""(\sstate\s*=\s*["'])(?:new|needs-translation|translated|signed-off|final)(?=["'])""",
+            r"\1needs-review-translation",
+            start_tag,
         )
 
     def render(translations: Sequence[str]) -> str:

@@ -4,14 +4,13 @@ Code, links' targets, formulas, front matter, HTML tags and the layout of blocks
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import Source
-from transduce.documents.markup_tokens import NO_PRICES
 from transduce.documents.text_formats import line_joint
 from transduce.documents.units import (
     Document,
@@ -30,6 +29,7 @@ from transduce.documents.units import (
 )
 from transduce.errors import TransduceError, import_extra
 from transduce.text.languages import is_unspaced_or_punctuation
+from transduce.text.protected import FORMULA
 from transduce.ui_language import columns_of
 
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\r?\n.*?\r?\n(?:\1|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL)
@@ -71,9 +71,33 @@ def read_markdown(source: Source) -> Document:
     starts = list(accumulate(map(len, raw_lines), initial=front.end() if front else 0))
     markdown = import_extra("markdown_it", "documents").MarkdownIt("commonmark").enable(["table", "strikethrough"])
     env: dict[str, Any] = {}
-    tokens = markdown.parse("".join(re.sub(r"\r\n?", "\n", line) for line in raw_lines), env)
+    tokens = markdown.parse("".join(_without_indentation(re.sub(r"\r\n?", "\n", line) for line in raw_lines)), env)
     reader = _Reader(file, [line.rstrip("\r\n") for line in raw_lines], starts, _Inline(markdown, env))
     return file.document(reader.edits(tokens))
+
+
+_DIRECTIVE = re.compile(r""" *(?:(?:!!!|\?\?\?\+?) +[A-Za-z][\w -]*+(?:"(?P<title>.*)")?|===[!+]? +"(?P<tab>.*)") *$""")
+"""The line above a note or a tab of MkDocs, such as `!!! note "Title"`."""
+
+
+def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines of Markdown without the four columns that indent the content of MkDocs' notes and tabs.
+
+    CommonMark would take such content for code, unless it continues the line above.
+    """
+    opened: list[int] = []  # the indentation of each note around a line
+    is_fenced = False
+    for line in lines:
+        if line.strip():
+            text = line.lstrip(" \t")
+            indentation = len(line[: len(line) - len(text)].expandtabs(4))
+            while opened and not is_fenced and indentation < opened[-1] + 4:
+                opened.pop()
+            line = " " * (indentation - 4 * len(opened)) + text if opened else line
+            is_fenced ^= re.match(r" *(?:```|~~~)", line) is not None
+            if not is_fenced and _DIRECTIVE.match(line):
+                opened.append(indentation)
+        yield line
 
 
 class _Reader:
@@ -134,7 +158,11 @@ class _Reader:
         return located
 
     def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
-        if re.match(r"\{%|\[TOC\]|!!! ", lines[0].text):  # a directive of a documentation tool
+        directive = _DIRECTIVE.match(lines[0].text)
+        if title := directive and (directive["title"] or directive["tab"]):
+            start = lines[0].start + lines[0].text.index(title)
+            yield from self._edit([_Line(start, title)], is_paragraph=False, is_cell=False)
+        if directive or re.match(r"\{%|\[TOC\]", lines[0].text):  # a directive of a documentation tool
             lines = lines[1:]
         for text in _texts(lines):
             if sum(len(line.text) for line in text) > _MAX_PARAGRAPH:
@@ -188,6 +216,8 @@ class _Reader:
         between = self.file.text[lines[0].start + len(lines[0].text) : lines[1].start] if len(lines) > 1 else ""
         is_wrapped = len(lines) - 1 > len(parsed.breaks)
         width = max(_MIN_WIDTH, *(columns_of(line.text) for line in lines)) if is_wrapped else 0
+        has_escaped_dollars = any("\\$" in line.text for line in lines)  # which would start formulas
+        also_escaped = "|" * is_cell + "$" * has_escaped_dollars
         units = [*([inline.unit] if has_text else []), *(Unit(image.alt) for image in parsed.images)]
 
         def render(translations: Sequence[str]) -> str:
@@ -198,7 +228,7 @@ class _Reader:
                 sources[image.tag] = f"{image.before}{self.inline.escape(alt)}{image.after}"
             for tag in parsed.breaks:
                 sources[tag] = sources[tag].rstrip("\r\n") + (between or self.file.newline)
-            words = list(self.inline.words(_settled(translated, sources), sources, is_cell=is_cell))
+            words = list(self.inline.words(_settled(translated, sources), sources, also_escaped=also_escaped))
             return _wrapped(words, width, between, is_paragraph=is_paragraph)
 
         if units:
@@ -207,6 +237,8 @@ class _Reader:
 
 # --- texts of a paragraph ---
 
+_TITLED = re.compile(r":::+ ?[\w-]++(?:\[| +)(?P<title>(?<=\[)[^\]\n]++(?=\])|(?<= )[^\s{:=\[][^{:=\n]*+$)")
+"""The line above a note of Docusaurus or VuePress with a title, such as `::: tip Title`."""
 _COPIED_LINE = re.compile(r":::|\{:[^{}]*\}\s*\Z")  # a directive, or attributes of the block
 _ALERT = re.compile(r"\[![A-Za-z]{1,20}\]")
 _NOTE = re.compile(r"\[\^[^\]\s]{1,100}\]:")
@@ -227,6 +259,8 @@ def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
         if text and (is_new or (number == 1 and _ALERT.match(lines[0].text))):
             yield text
             text = []
+        if title := _TITLED.match(line.text):
+            yield [_Line(line.start + title.start("title"), title["title"])]
         if not is_copied:
             start = definition.end() if definition else 0
             text.append(_Line(line.start + start, line.text[start:]))
@@ -288,7 +322,7 @@ class _Delimiters:
 
 # Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    NO_PRICES + r"\$\$.{1,1000}?\$\$|\$(?=[^\s$])[^$]{0,200}?(?<=[^\s$])\$(?!\d)|\[\^[^\]\s]{1,100}\]"
+    rf"(?!\\[(\[][\d\s,;–-]*\\)(?:{FORMULA})" + r"|\[\^[^\]\s]{1,100}\]"
     r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
     r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
@@ -398,13 +432,13 @@ class _Inline:
         if has_letters(alt) and after not in ("]", "][]"):
             parsed.images.append(_Image(tag, "![", alt, after))
 
-    def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, is_cell: bool) -> Iterator[str]:
+    def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, also_escaped: str) -> Iterator[str]:
         """Yield the words of a text as Markdown, so that lines can be broken between them.
 
         Args:
             parts: the text's strings, which are escaped, and tags.
             sources: the Markdown of each tag.
-            is_cell: the text is a cell of a table, in which vertical bars are escaped too.
+            also_escaped: further signs to escape, such as the vertical bar in the cell of a table.
 
         Yields:
             A word with the tags in it; the space before a word is its first character.
@@ -414,7 +448,7 @@ class _Inline:
             if isinstance(part, Tag):
                 word += _tag_source(part, parts, sources[part])
                 continue
-            escaped = self.escape(part).replace("|", "\\|") if is_cell else self.escape(part)
+            escaped = "".join(f"\\{each}" if each in also_escaped else each for each in self.escape(part))
             first, *others = re.split(r"(?=[ \n])", escaped)
             word += first
             for other in others:

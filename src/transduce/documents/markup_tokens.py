@@ -15,6 +15,7 @@ import msgspec
 
 from transduce.documents.units import formula_part, is_after_word, is_mark_a_word, is_note_mark
 from transduce.text.languages import canonical, detect_other_language, short_code
+from transduce.text.protected import FORMULA
 
 # --- settings ---
 
@@ -98,17 +99,13 @@ _CLOSES_ITSELF = re.compile(r"(?:^|[\s\"'])/\s*$")  # excludes a slash in an unq
 _ATTRIBUTE = re.compile(
     r"""(?:^|(?<=[\s"']))(?P<name>[^\s"'<>/=]++)\s*+=\s*+(?:"(?P<double>[^"]*+)"|'(?P<single>[^']*+)'|(?P<bare>[^\s"'>]++))"""
 )
-_BUTTONS = (["submit"], ["button"], ["reset"])
-"""The `type` values, each in a list, with which an HTML `<input>` shows its attribute `value`."""
-_LABELED = ("option", "optgroup")
+_DESCRIPTIONS = _names("description og:title og:description og:image:alt twitter:title twitter:description")
+"""The `name` or `property` of HTML `<meta>` elements whose attribute `content` is a text."""
+_BUTTONS = ("submit", "button", "reset")
+"""The `type` values with which an HTML `<input>` shows its attribute `value`."""
+_LABELED = ("option", "optgroup", "track")
 """Names of HTML elements that show their attribute `label`."""
-NO_PRICES = r"(?!\$\$\s{0,9}=[^$\\]{0,100}?[^\W\d_]{3})"
-"""An expression that does not match at a price level such as `$$ = cheap`, which starts no formula."""
-_MATH = re.compile(
-    r"(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?[^\W\d_]{3})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
-    rf"|(?<!\$){NO_PRICES}\$\$(?=[^$]*[\\^_=+])[^$]++\$\$(?!\$)"
-)
-"""The formulas of LaTeX in a page, between marks that MathJax and KaTeX read; words alone are no formula."""
+_FORMULA = re.compile(FORMULA, re.DOTALL)
 _MATH_CLASSES = _names("arithmatex katex katex-display MathJax MathJax_Display mwe-math-element")  # not arXiv's mathjax
 _LANGUAGE = re.compile(r"[A-Za-z]{2,3}(?:[-_][A-Za-z0-9]+)*")
 _FROM_OFFICE = re.compile(r"schemas-microsoft-com:office|class=\"?Mso|content=\"?(?:LibreOffice|OpenOffice)")
@@ -200,7 +197,7 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
 
     Such texts are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is
     copied with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a
-    text only in the `<input>` of a button, and `label` only in `<option>` and `<optgroup>`.
+    text only in the `<input>` of a button, `label` in `<option>` and the like, and `content` in a `<meta>` description.
     """
     opening = _MARKUP.match(token.source)
     if token.kind in ("text", "end") or opening is None:
@@ -218,8 +215,10 @@ def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tupl
         if token.kind == "protected" and not is_input:
             continue
         values = [(name.lower(), start, end) for name, start, end in attribute_values(tag[0])]
-        types = [tag[0][start:end].strip().lower() for name, start, end in values if name == "type"]
-        shows = {"value": is_input and types[:1] in _BUTTONS, "label": (tag["name"] or "").lower() in _LABELED}
+        found = {name: tag[0][start:end].strip().lower() for name, start, end in reversed(values)}
+        element, roles = (tag["name"] or "").lower(), {found.get("name", ""), found.get("property", "")}
+        shows = {"value": is_input and found.get("type") in _BUTTONS, "label": element in _LABELED}
+        shows["content"] = element == "meta" and not _DESCRIPTIONS.isdisjoint(roles)
         for name, start, end in values:
             if name in settings.attributes and (not is_html or shows.get(name, True)):
                 yield tag.start() + start, tag.start() + end
@@ -351,7 +350,7 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
     `split_lines`, line breaks and tabs are, too.
     """
     is_html = settings.kind == "html"
-    found = (_MATH if is_html else _ENTITY).finditer(source)
+    found = (_FORMULA if is_html else _ENTITY).finditer(source)
     cuts = [each.span() for each in found if is_html or (each[0][1] != "#" and each[0][1:] not in html5)]
     if settings.split_lines:
         cuts = sorted(cuts + [match.span() for match in re.finditer(r"\r?\n|\t", source)])
@@ -538,7 +537,7 @@ class _Reader:
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
             return "empty"
-        return "protected" if source.startswith(("<![CDATA[", "&", "\\", "$$")) else "block"
+        return "protected" if source.startswith(("<![CDATA[", "&", "\\", "$")) else "block"
 
     def _opaque_end(self, index: int) -> int:
         """Return the index of the end tag of the element that starts at an index and is copied with its content.

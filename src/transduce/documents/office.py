@@ -570,7 +570,8 @@ def _is_copied(container: Any) -> bool:
 def _is_text_field(instruction: str, result: str) -> bool:
     """Return whether a Word field shows text to translate: a link, a table of contents, a form's text, or a copy.
 
-    A copy repeats a caption, a heading or an entry of the index. The text of a form and a copy must have a letter.
+    A copy repeats a caption, a heading, an entry of the index, or a text of the field itself (IF, QUOTE). The text of a
+    form and a copy must have a letter.
 
     Args:
         instruction: what the field does, such as `REF _Ref1`.
@@ -578,7 +579,7 @@ def _is_text_field(instruction: str, result: str) -> bool:
     """
     name = instruction.strip().upper()
     return name.startswith(("HYPERLINK", "TOC")) or (
-        re.match(r"(?:REF|FORMTEXT|XE)\b", name) is not None and has_letters(result)
+        re.match(r"(?:REF|FORMTEXT|XE|IF|QUOTE)\b", name) is not None and has_letters(result)
     )
 
 

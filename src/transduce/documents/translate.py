@@ -27,7 +27,7 @@ from transduce.text.languages import is_sign
 from transduce.text.text_settings import TextSettings
 
 _ATTRIBUTES = (
-    *("alt", "label", "placeholder", "title", "value"),
+    *("alt", "content", "label", "placeholder", "title", "value"),
     *("aria-description", "aria-label", "aria-placeholder", "aria-roledescription", "aria-valuetext"),
 )
 UNIT_MARKUP = {

@@ -5,7 +5,6 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from typing_extensions import override
 
@@ -44,7 +43,7 @@ from transduce.interop.onnx.export import (
     onnx_obstacles,
     write_onnx,
 )
-from transduce.model.config import REGISTERED_NAMES, Kind, ModelConfig
+from transduce.model.config import REGISTERED_NAMES, ModelConfig
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Decoder, Encoder
 from transduce.model_folder.cards import TASK_CARD, find_task_card, kept_documents
@@ -70,112 +69,17 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR
 # --- README of an exported folder: it describes the model and shows how to run it ---
 
 
-_CTRANSLATE2 = """\
-    import ctranslate2, sentencepiece
+def _render(template: str, **values: object) -> str:
+    """Return the text of a template of the folder `readme`, which is in the language of Jinja2, with these values."""
+    import jinja2
 
-    source = sentencepiece.SentencePieceProcessor(model_file="{source}")
-    target = sentencepiece.SentencePieceProcessor(model_file="{target}")
-    translator = ctranslate2.Translator(".")
-    # lines is a list of sentences to translate
-    pieces = [{before}source.encode(line, out_type=str) for line in lines]
-    results = translator.translate_batch(pieces, beam_size=4, suppress_sequences=[["{pad}"]])
-    for result in results:
-        print(target.decode(result.hypotheses[0]))
-"""
-_CTRANSLATE2_IMPORTED = """\
-    import ctranslate2
-    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-
-    tokenizer = ImportedTokenizer.load(".")
-    source, target = tokenizer.source, tokenizer.target
-    translator = ctranslate2.Translator(".")
-    # lines is a list of sentences to translate
-    pieces = [source.tokens(source.with_special_tokens(source.encode(line))) for line in lines]
-    results = translator.translate_batch(
-        pieces, target_prefix=[target.tokens(target.forced)] * len(pieces), beam_size=4, suppress_sequences=[["{pad}"]]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("readme")),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
     )
-    for result in results:
-        print(target.decode(map(target.id, result.hypotheses[0])))
-"""
-_CTRANSLATE2_LANGUAGE_MODEL = """\
-    import ctranslate2, sentencepiece
-
-    vocabulary = sentencepiece.SentencePieceProcessor(model_file="{source}")
-    generator = ctranslate2.Generator(".")
-    prompt = ["{end}", *vocabulary.encode("the beginning", out_type=str)]
-    results = generator.generate_batch(
-        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, suppress_sequences=[["{pad}"], ["{unk}"]]
-    )
-    print(vocabulary.decode(results[0].sequences[0]))
-
-A text begins with the end-of-line symbol, `{end}`, which also separates lines, and at which generation stops.
-"""
-_CTRANSLATE2_IMPORTED_LANGUAGE_MODEL = """\
-    import ctranslate2
-    from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-
-    vocabulary = ImportedTokenizer.load(".").target
-    generator = ctranslate2.Generator(".")
-    start = vocabulary.before or (() if vocabulary.keeps_line_feeds else (vocabulary.eos_id,))
-    prompt = vocabulary.tokens([*start, *vocabulary.encode("the beginning")])
-    ends = vocabulary.tokens(vocabulary.ends)
-    results = generator.generate_batch(
-        [prompt], max_length=100, sampling_topk=0, sampling_temperature=0.8, end_token=ends
-    )
-    print(vocabulary.decode(map(vocabulary.id, results[0].sequences[0]), line_feeds=True))
-"""
-_ONNX = """\
-`encoder.onnx` takes `source_ids` (batch, source): token ids with the end symbol, padded. Pass its outputs to
-`decoder.onnx` unchanged. The decoder also takes `target_ids` (batch, target), the new tokens, at first the start
-symbol. Its cache is `past_key.N` and `past_value.N` for each layer N: of length 0 at first, then the outputs `key.N`
-and `value.N` of the previous call. `logits` (batch, target, vocabulary) predict the token after each input token. The
-ids of padding, end and start are in the graphs' metadata; a search must never select padding. {tokenization}
-"""
-_ONNX_RECURRENT = """\
-`encoder.onnx` takes `source_ids` (batch, source): token ids with the end symbol, padded. Pass its outputs to
-`decoder.onnx` unchanged; names that begin with `past_` are the initial state. The decoder also takes `target_ids`
-(batch, 1), the newest token, at first the start symbol. It returns `logits` (batch, 1, vocabulary), which predict the
-next token, and the new state: its output `hidden.0` is the input `past_hidden.0` of the next call. The ids of padding,
-end and start are in the graphs' metadata; a search must never select padding. {tokenization}
-"""
-_ONNX_LANGUAGE_MODEL = """\
-`model.onnx` takes `ids` (batch, length), the new tokens: at first a prompt, which begins with
-{start}. `positions` (batch, total) are those of all tokens of a row so far, 0, 1, 2, …, and -1 in the padding of a
-shorter prompt. `past_key.N` and `past_value.N` for each layer N have length 0 at first, then they are the outputs
-`key.N` and `value.N` of the previous call. `logits` (batch, length, vocabulary) predict the token after each input
-token. The ids of padding, end and start are in the graph's metadata; a search must never select padding. {tokenization}
-"""
-_ONNX_ENCODER = """\
-`model.onnx` takes `ids` (batch, length),
-tokens between {begin} and {separator}, padded at the right, and `token_types` of the same shape if the model has
-segments (0 for a single text). It returns `states` (batch, length, width) and, if the model has the heads, `logits`
-(batch, length, vocabulary) of the token at each position, the `pooled` first state, and the logits of `classes` in the
-order of `task.json`. The padding id is in the graph's metadata. {tokenization}
-"""
-_TOKENIZATION = """\
-Texts are tokenized by
-sentencepiece with `{source}`, and detokenized with `{target}`.{prefix}"""
-_IMPORTED_TOKENIZATION = """\
-The tokenizer is `foreign_tokenizer.json`:
-`transduce.interop.hugging_face.imported_tokenizer.ImportedTokenizer.load(".")` opens it. Its
-`source.with_special_tokens(source.encode(text))` returns a text's ids with special tokens, and `target.decode(ids)`
-returns the text of ids. {beginning}"""
-_FORCED = """\
-Every translation begins with
-{forced}: pass the ids in `target.forced` to the decoder after the start symbol, and continue from there."""
-_LIMITS = """\
-Only the model is exported, and not what transduce does around it when it translates: placeholders, tags and addresses
-are translated like words, texts are not divided into sentences, and there are no glossaries and no quality warnings.
-
-"""
-_CONTEXT = """\
-transduce translates with this model in context: it puts up to {before} earlier sentences of the document before each
-sentence, with {separator} between them{translations}. Other programs do not: sentences that are passed by themselves
-lose their context. To keep it, join them in the same way.
-
-"""
-_OWN_TRANSLATIONS = ", and begins the output with their translations in the same way"
-_LINE_END = "the end of a line (`eos_id`)"
+    return environment.get_template(template).render(values)
 
 
 def _readme(exporter: "Exporter", measured: str) -> str:
@@ -191,31 +95,32 @@ def _readme(exporter: "Exporter", measured: str) -> str:
     source, target = ("sentencepiece.model",) * 2 if tokenizer.joint else ("source.spm", "target.spm")
     vocabulary = tokenizer.target
     pad, end, unk = vocabulary.tokens((vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id))
-    words = {"source": source, "target": target, "pad": pad, "end": end, "unk": unk}
-    words["start"] = "the tokens that the tokenizer puts before a text" if vocabulary.keeps_line_feeds else _LINE_END
-    words["begin"], words["separator"], _ = vocabulary.special_token_names
-    forced = ", ".join(f"`{token}`" for token in vocabulary.tokens(vocabulary.forced))
+    begin, separator, _ = vocabulary.special_token_names
     before = tokenizer.source.tokens(tokenizer.source.before)
-    words["before"] = f"{json.dumps(before)} + " if before else ""
-    words["prefix"] = (
-        f" Before the ids of each text stands that of `{before[0]}`, the target language." if before else ""
-    )
-    words["beginning"] = _FORCED.format(forced=forced) if forced else ""
-    tokenization = (_IMPORTED_TOKENIZATION if is_imported else _TOKENIZATION).format(**words)
-    use = ({**exporter.uses, **exporter.imported_uses} if is_imported else exporter.uses)[kind].format(
-        **words, tokenization=tokenization
-    )
-    composed = "Texts must be in Unicode's composed form (NFC). " if tokenizer.source.composes else ""
-    titles = {"encoder": ("An encoder", "An encoder"), "decoder": ("A language model", "A language model")}
-    pair = f"{languages[0] or 'source'} → {languages[1] or 'target'}"
-    title, description = titles.get(kind, (pair, "A translation model"))
-    return (
-        f"# {title} for {exporter.runtime}\n\n"
-        f"{description} that was {'imported' if is_imported else 'trained'} by transduce and exported by it.\n\n{use}\n"
-        f"{composed}A text can have {max_sequence_length(original.config):,} tokens.\n\n"
-        f"{_describe_context(original.folder)}"
-        f"{'' if kind in titles else _LIMITS}"
-        f"The export was compared with the model:\n\n```\n{measured}\n```\n"
+    use = f"{exporter.name}/{kind}.md"
+    return _render(
+        "frame.md",
+        use=[f"{exporter.name}/imported_{kind}.md", use] if is_imported else use,  # the first one that exists
+        runtime=exporter.runtime,
+        kind=kind,
+        is_imported=is_imported,
+        pair=f"{languages[0] or 'source'} → {languages[1] or 'target'}",
+        source=source,
+        target=target,
+        pad=pad,
+        end=end,
+        unk=unk,
+        begin=begin,
+        separator=separator,
+        keeps_line_feeds=vocabulary.keeps_line_feeds,
+        forced=vocabulary.tokens(vocabulary.forced),
+        before=before,
+        before_as_code=json.dumps(before),
+        composes=tokenizer.source.composes,
+        length=f"{max_sequence_length(original.config):,}",
+        context=read_context(original.folder),
+        context_separator=CONTEXT_SEPARATOR,
+        measured=measured,
     )
 
 
@@ -253,11 +158,7 @@ class Exporter(ABC):
     """A static method that returns a list of the names of settings that the format does not support; empty without any.
     """
     runtime: str = ""
-    """The name of the program that runs exports, for their README.md."""
-    uses: ClassVar[Mapping[Kind, str]] = {}
-    """For each kind of model, the template of the README.md's text about running it; empty if there is no such text."""
-    imported_uses: ClassVar[Mapping[Kind, str]] = {}
-    """Templates that replace those of `uses` for imported models."""
+    """The name of the program that runs exports, for their README.md (the templates in `readme/NAME/`)."""
     quantizations: Sequence[str] = ("float32",)
     """The storage types of weights that the format supports, such as `int8`; the first is float32."""
 
@@ -331,11 +232,6 @@ class CTranslate2Exporter(Exporter):
     title = subject = runtime = "CTranslate2"
     obstacles = staticmethod(ctranslate2_obstacles)
     quantizations = QUANTIZATIONS
-    uses: ClassVar[Mapping[Kind, str]] = {"transformer": _CTRANSLATE2, "decoder": _CTRANSLATE2_LANGUAGE_MODEL}
-    imported_uses: ClassVar[Mapping[Kind, str]] = {
-        "transformer": _CTRANSLATE2_IMPORTED,
-        "decoder": _CTRANSLATE2_IMPORTED_LANGUAGE_MODEL,
-    }
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
@@ -360,12 +256,6 @@ class OnnxExporter(Exporter):
     subject = "Our ONNX graphs"
     obstacles = staticmethod(onnx_obstacles)
     runtime = "onnxruntime"
-    uses: ClassVar[Mapping[Kind, str]] = {
-        "transformer": _ONNX,
-        "recurrent": _ONNX_RECURRENT,
-        "decoder": _ONNX_LANGUAGE_MODEL,
-        "encoder": _ONNX_ENCODER,
-    }
 
     @override
     def write(self, folder: Path, quantization: str) -> None:
@@ -496,8 +386,9 @@ class HuggingFaceExporter(Exporter):
             opening_sentence(self.original.config) if each.startswith(NOT_OPENED) else each
             for each in text.split("\n\n")
         ]
-        if context := _describe_context(self.original.folder):
-            paragraphs = [*paragraphs[:-1], paragraphs[-1].rstrip("\n"), context.rstrip("\n") + "\n"]
+        if (context := read_context(self.original.folder)) is not None:
+            described = _render("context.md", context=context, context_separator=CONTEXT_SEPARATOR)
+            paragraphs = [*paragraphs[:-1], paragraphs[-1].rstrip("\n"), described]
         card.write_text("\n\n".join(paragraphs), encoding="utf-8", newline="\n")
 
 
@@ -594,11 +485,3 @@ def _write_vocabularies(original: Original, folder: Path) -> None:
     for name in VOCABULARIES:
         if (original.folder / name).is_file():
             shutil.copyfile(file_inside(original.folder, name), folder / name)
-
-
-def _describe_context(folder: Path) -> str:
-    """Return a paragraph on the earlier sentences that a folder's model reads as context; empty if it reads none."""
-    if (context := read_context(folder)) is None:
-        return ""
-    translations = _OWN_TRANSLATIONS if context.sides == "both" else ""
-    return _CONTEXT.format(before=context.before, separator=f"`{CONTEXT_SEPARATOR}`", translations=translations)

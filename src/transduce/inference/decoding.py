@@ -1,6 +1,6 @@
 """Build a search for a batch of sentences from the search settings: its scorer, rules, algorithm and phrases."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from transduce.inference.scorers import (
     batch_invariant_scorer,
     common_padded_length,
 )
+from transduce.inference.translation import GrowingText
 from transduce.kernel_interfaces import ReservedCapacity
 from transduce.machine import explain_out_of_memory
 from transduce.model.build import EncoderDecoder
@@ -42,7 +43,7 @@ from transduce.search.rules import (
     ranking_of,
     rules_for_log_probabilities,
 )
-from transduce.search.scorer import Ensemble, MeanAttention, Scorer, Search, SequenceLimits
+from transduce.search.scorer import Ensemble, Hypothesis, MeanAttention, Observer, Scorer, Search, SequenceLimits
 from transduce.search.selection import DiverseSelection, Selection
 from transduce.search.settings import SearchSettings
 from transduce.text.glossary import contains_phrase, is_spaced_word_character
@@ -57,6 +58,40 @@ def explain_search_out_of_memory(search: SearchSettings) -> AbstractContextManag
         f"Memory ran out with `beam_size` {search.beam_size:,} and `n_best` {search.n_best:,}: lower them, or the "
         "length."
     )
+
+
+def stream_search(
+    begin: Callable[[], Search],
+    growing: GrowingText,
+    whole_text: Callable[[Hypothesis], str],
+    search: SearchSettings,
+    observer: Observer | None = None,
+) -> Iterator[str]:
+    """Run the search for one text, and yield the text of its best hypothesis in parts, each as soon as it is final.
+
+    Args:
+        begin: returns the search before its first step.
+        growing: the empty text.
+        whole_text: returns the text of the best hypothesis.
+        search: the search settings, for messages.
+        observer: is called after every step, and may end the search; None: nothing is called.
+    """
+    with explain_search_out_of_memory(search):
+        progress = begin()
+    while len(progress.sentence_indices):
+        text = ""
+        # inference mode must not stay on while the caller runs
+        with torch.inference_mode(), explain_search_out_of_memory(search):
+            progress.advance()
+            if len(progress.sentence_indices):
+                hypotheses = progress.hypotheses()
+                text = growing.grow(hypotheses[0])
+                if observer is not None:
+                    progress.abandon(observer.after_step(progress.sentence_indices, hypotheses))
+        if text:
+            yield text
+    for best in progress.results()[0][:1]:
+        yield from filter(None, [growing.finish(whole_text(best))])
 
 
 # --- search of a batch ---
@@ -122,18 +157,18 @@ def start_search(
     if datastore is not None:
         assert isinstance(scorer, EncoderDecoderScorer)
         scorer = RetrievalScorer(scorer, datastore.retriever_for(models[0], batch.source_ids))
-    if vocabulary.forced:
-        batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
-    elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
-        batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
+    first_tokens = _first_tokens(search, vocabulary, batch.prefixes)
+    # A first token that `generate` forces has probability 1 by a rule of its own, unless a prefix follows it.
+    with_prefixes = zip(first_tokens, batch.prefixes, strict=True)
+    batch = batch._replace(prefixes=[tokens if prefix or vocabulary.forced else [] for tokens, prefix in with_prefixes])
     max_positions, histories = max_model_positions(models), batch.histories or [History()] * len(batch.source_ids)
     words = word_continuations(vocabulary) if any(batch.phrases) else None
     max_lengths = [
         _max_length(
-            search, len(source) - len(history.source), prefix, phrases, max_positions - len(history.target), words
+            search, len(source) - len(history.source), tokens, phrases, max_positions - len(history.target), words
         )
-        for source, history, prefix, phrases in zip(
-            batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
+        for source, history, tokens, phrases in zip(
+            batch.source_ids, histories, first_tokens, batch.phrases, strict=True
         )
     ]
     before, starts = [[config.start_id]] * len(max_lengths), [len(history.target) for history in histories]
@@ -256,6 +291,42 @@ def min_tokens(phrase: Phrase) -> int:
 
 def _least_tokens(phrases: Sequence[Phrase]) -> int:
     return sum(map(min_tokens, set(phrases)))
+
+
+def _first_tokens(
+    search: SearchSettings, vocabulary: Vocabulary, prefixes: Sequence[Sequence[int]]
+) -> list[Sequence[int]]:
+    """Return each sentence's prefix after the tokens that the vocabulary or `generate` forces before it."""
+    forced: Sequence[int] = vocabulary.forced
+    if not forced and search.generate is not None and search.generate.forced_first_id is not None:
+        forced = [search.generate.forced_first_id]
+    return [[*forced, *prefix] for prefix in prefixes]
+
+
+def can_contain(
+    phrases: Sequence[Phrase],
+    source_ids: Sequence[int],
+    prefix: Sequence[int],
+    search: SearchSettings,
+    vocabulary: Vocabulary,
+    max_positions: int,
+) -> bool:
+    """Return whether a translation can contain phrases, which may have up to 64 tokens, within its maximum length.
+
+    Args:
+        phrases: the phrases, at least one.
+        source_ids: the token ids of the source sentence.
+        prefix: the target token ids that the translation starts with.
+        search: the search settings.
+        vocabulary: the target vocabulary.
+        max_positions: the maximum number of target tokens that the model supports.
+    """
+    (tokens,), words = _first_tokens(search, vocabulary, [prefix]), word_continuations(vocabulary)
+    try:
+        _max_length(search, len(source_ids), tokens, phrases, max_positions, words)
+    except TransduceError:
+        return False
+    return _least_tokens(phrases) <= MAX_TERM_TOKENS
 
 
 def _max_length(

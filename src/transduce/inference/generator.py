@@ -22,10 +22,14 @@ from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.batching import check_evaluation_mode
 from transduce.inference.compiled_search import CompiledSearch, run_joining
-from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search
+from transduce.inference.decoding import build_rules, explain_search_out_of_memory, make_search, stream_search
 from transduce.inference.scorers import DecoderOnlyScorer
 from transduce.inference.scoring import TextScore
-from transduce.inference.translation import decode_with_line_feeds, without_incomplete_character
+from transduce.inference.translation import (
+    GrowingText,
+    decode_with_line_feeds,
+    without_incomplete_character,
+)
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.kernel_interfaces import JoinableSearch, ReservedCapacity
 from transduce.model.transformer import Decoder
@@ -362,7 +366,8 @@ class Generator:
     ) -> Iterator[str]:
         """Yield a continuation while it is generated, in parts of text; closing the iterator stops the search.
 
-        Beam search yields the whole text at its end, because no part is final before.
+        Greedy search and sampling yield the text of each step. Beam search yields what all hypotheses agree on, and the
+        rest at the end.
 
         Args:
             prompt: the start of the text.
@@ -379,29 +384,19 @@ class Generator:
         options = {"n_best": 1, "max_length": max_length}
         changed = override_with_warnings(checked_search(search or DEFAULT_SEARCH), options, {"seed": seed})
         settings = self._settings(changed)
-        ids, shown = (begun := self._prompt(prompt, settings)).ids, ""
-        with explain_search_out_of_memory(settings):
-            progress = self._begin([begun], settings, one_line=one_line)
-        observer = self._observer(one_line=one_line)
-        while len(progress.sentence_indices):
-            # inference mode must not stay on while the caller runs
-            text = shown
-            with torch.inference_mode(), explain_search_out_of_memory(settings):
-                progress.advance()
-                if len(progress.sentence_indices):
-                    hypotheses = progress.hypotheses()
-                    if hypotheses.shape[1] == 1:
-                        text = self._new_text(ids, hypotheses[0, 0].tolist())
-                    if observer is not None:
-                        text = text.split("\n")[0]
-                        progress.abandon(observer.after_step(progress.sentence_indices, hypotheses))
-            text = without_incomplete_character(text)
-            if len(text) > len(shown) and text.startswith(shown):
-                yield text[len(shown) :]
-                shown = text
-        text = self._continuation(ids, progress.results()[0][0], settings, one_line=one_line).text
-        if text.startswith(shown) and text != shown:
-            yield text[len(shown) :]
+        begun, observer = self._prompt(prompt, settings), self._observer(one_line=one_line)
+
+        def decode(new_ids: list[int]) -> str:
+            text = self._new_text(begun.ids, new_ids)
+            return without_incomplete_character(text if observer is None else text.split("\n")[0])
+
+        yield from stream_search(
+            lambda: self._begin([begun], settings, one_line=one_line),
+            GrowingText(decode),
+            lambda best: self._continuation(begun.ids, best, settings, one_line=one_line).text,
+            settings,
+            observer,
+        )
 
     @torch.inference_mode()
     def score(self, text: str) -> TextScore:

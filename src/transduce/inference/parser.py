@@ -1,15 +1,16 @@
 """Parse sentences into constituency trees with a trained Transformer (section 6.3; Vinyals et al. 2015).
 
-Search is restricted to trees over the sentence's words (`search/constraints.py`), and open brackets are closed at the
+Search is restricted to trees over the sentence's words (`BalancedBrackets`), and open brackets are closed at the
 maximum length. Every output is thus a valid tree over exactly the words of the input.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
 import msgspec
 import torch
+from torch import Tensor
 from typing_extensions import Unpack
 
 from transduce.argument_checks import as_text, as_texts
@@ -21,8 +22,9 @@ from transduce.model.transformer import Transformer
 from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, read_search_settings, summary
 from transduce.model_folder.read import read_model_folder
 from transduce.search.beam import BeamOptions
-from transduce.search.constraints import BalancedBrackets, BracketToken
+from transduce.search.rules import Rule
 from transduce.search.scorer import Hypothesis, SequenceLimits, run_search
+from transduce.search.selection import IMPOSSIBLE
 from transduce.search.settings import SearchSettings
 from transduce.text.sentencepiece_model import PieceType, read_pieces
 from transduce.text.tokenizer import Tokenizer
@@ -184,6 +186,34 @@ def _words_with_spaces(words: Sequence[str]) -> list[str]:
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
+def load_parser(folder: str | Path, **options: Unpack[LoadOptions]) -> Parser:
+    """Load the folder of a model trained with `--task parsing` as a `Parser`.
+
+    The options are those of `load`.
+
+    Raises:
+        TransduceError: the folder holds no parser, or an option is invalid.
+    """
+    _, content = load_task_model(read_model_folder, folder, "parsing", use="Parsing", **options)
+    return Parser(content.model, content.tokenizer, search=read_search_settings(Path(folder)))
+
+
+# --- restriction of search to trees ---
+# Legend: B sentences still in the batch, W hypotheses of each, V vocabulary, K kinds of tokens, t tokens so far.
+
+
+# Limit on nested constituents that begin at one word; no treebank has more.
+_MAX_OPENED = 12
+
+
+class BracketToken(NamedTuple):
+    """The effect of a token of a linearized parse tree, as numbers: constituents closed and opened, words tagged."""
+
+    closed: int = 0
+    opened: int = 0
+    words: int = 0
+
+
 def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
     """Return a dict from the ids of tree-symbol tokens to the constituents they open and close and the words they tag.
 
@@ -206,13 +236,103 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
     return meanings
 
 
-def load_parser(folder: str | Path, **options: Unpack[LoadOptions]) -> Parser:
-    """Load the folder of a model trained with `--task parsing` as a `Parser`.
+class BalancedBrackets(Rule):
+    """A rule that makes each hypothesis a parse tree of its sentence: brackets balance, and each word occurs once.
 
-    The options are those of `load`.
-
-    Raises:
-        TransduceError: the folder holds no parser, or an option is invalid.
+    A word's own tokens come before the constituents that follow it. A sentence of one word may be that word alone. At
+    the maximum length hypotheses can still be cut off.
     """
-    _, content = load_task_model(read_model_folder, folder, "parsing", use="Parsing", **options)
-    return Parser(content.model, content.tokenizer, search=read_search_settings(Path(folder)))
+
+    def __init__(
+        self,
+        meanings: Mapping[int, BracketToken],
+        sentences: Sequence[Sequence[Sequence[int]]],
+        *,
+        vocabulary_size: int,
+        eos_id: int,
+    ) -> None:
+        """Prepare the rule for a batch of sentences.
+
+        Args:
+            meanings: the effects of the tokens of linearized trees, by id.
+            sentences: the tokens of each word of each sentence.
+            vocabulary_size: the number V of tokens in the vocabulary.
+            eos_id: the id of the end symbol.
+        """
+        self.eos_id = eos_id
+        # Tokens with the same effect are allowed at the same positions, whatever label they write; there are few kinds.
+        kinds = list(dict.fromkeys([BracketToken(), *meanings.values()]))
+        self.kinds = torch.tensor(kinds).T  # (3, K)
+        self.kind_of = torch.zeros(vocabulary_size, dtype=torch.int64)
+        self.kind_of[list(meanings)] = torch.tensor([kinds.index(meaning) for meaning in meanings.values()])
+        self.words = torch.tensor([len(words) for words in sentences])
+        # An empty word follows the last one.
+        max_length = max(len(word) for words in sentences for word in words)
+        shape = (len(sentences), int(self.words.max()) + 1, max(1, max_length))
+        self.spelling, self.spelling_lengths = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[:2]).long()
+        for row, words in enumerate(sentences):
+            for word_index, word in enumerate(words):
+                self.spelling[row, word_index, : len(word)] = torch.tensor(word)
+                self.spelling_lengths[row, word_index] = len(word)
+
+    def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
+        """Set the logits (B, W, V) of tokens that cannot continue a parse tree to minus infinity, in place.
+
+        Hypotheses that have ended are unchanged. The logits are returned.
+        """
+        device = logits.device
+        closes, opens, writes = self.kinds.to(device)  # (K,) each
+        kind_of = self.kind_of.to(device)
+        closed, opened, written = (each[kind_of[tokens]] for each in (closes, opens, writes))  # (B, W, t)
+        words = self.words.to(device)[sentence_indices][:, None, None]
+        depth = (opened - closed).sum(-1)[..., None]  # (B, W, 1)
+        words_left = words - written.sum(-1)[..., None]  # (B, W, 1)
+        started = ((opened + written) > 0).any(-1)[..., None]
+        just_opened = _opened_at_once(opened, written)[..., None]
+        closes_rightly = (closes == 0) | ((just_opened == 0) & (depth >= closes))
+        # The root may close only after the last word, and nothing follows it.
+        depth_left = depth - closes
+        inside = (depth_left > 0) | ~started
+        opens_rightly = (opens == 0) | (
+            (words_left > 0) & inside & (torch.where(closes > 0, 0, just_opened) + opens <= _MAX_OPENED)
+        )
+        alone = (words == 1) & ~started
+        writes_rightly = (writes == 0) | ((words_left > 0) & ((depth_left + opens > 0) | alone))
+        last = (opens == 0) & (writes == 0)
+        ends_rightly = ~last | (depth_left > 0) | (words_left == 0)
+        follows = closes_rightly & opens_rightly & writes_rightly & ends_rightly & (closes + opens + writes > 0)
+        allowed = follows.index_select(-1, kind_of)  # (B, W, V)
+        self._spell(allowed, written, sentence_indices)
+        allowed[..., self.eos_id] = (started & (depth == 0) & (words_left == 0))[..., 0]
+        ended = (tokens == self.eos_id).any(-1)
+        return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
+
+    def _spell(self, allowed: Tensor, words_written: Tensor, sentence_indices: Tensor) -> None:
+        """Restrict the mask of allowed tokens in place: while a word lacks tokens, only its next one may follow.
+
+        Args:
+            allowed: True for tokens that may follow, (B, W, V).
+            words_written: 1 for each token of a hypothesis that completes (tags) a word, else 0, (B, W, t).
+            sentence_indices: each sentence's index in the input, (B,).
+        """
+        device = allowed.device
+        # Index of the current word, (B, W); impossible hypotheses that fill up a beam may exceed the last word.
+        word_index = words_written.sum(-1).clamp(max=self.spelling.shape[1] - 1)
+        written = (words_written.flip(-1).cumsum(-1) == 0).sum(-1)  # tokens after the previous word, (B, W)
+        of = (sentence_indices[:, None], word_index)
+        lacks = (written < self.spelling_lengths.to(device)[of])[..., None]
+        following = self.spelling.to(device)[(*of, written.clamp(max=self.spelling.shape[-1] - 1))][..., None]
+        allowed.logical_and_(~lacks).scatter_(-1, following, allowed.gather(-1, following) | lacks)
+
+
+def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
+    """Return how many constituents each hypothesis has just opened, as a tensor (B, W).
+
+    The last tokens count, back to one that writes a word or opens no constituent.
+
+    Args:
+        opened: the number of constituents that each token of a hypothesis opens, (B, W, t).
+        written: the number of words that each token writes, (B, W, t).
+    """
+    is_newest = ((opened > 0) & (written == 0)).flip(-1).long().cumprod(-1).flip(-1)
+    return (opened * is_newest).sum(-1)

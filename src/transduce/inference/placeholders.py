@@ -27,12 +27,11 @@ from transduce.text.protected import (
     find_protected,
     is_half_of_pair,
     is_inline_tag,
-    merge_spans,
     without_tag_pairs,
 )
 from transduce.text.tokenizer import Tokenizer, placeholder_tokens, without_bare_spaces
 from transduce.text.vocabulary import Vocabulary, fallback_ids
-from transduce.text.word_spans import Span, encode_with_spans
+from transduce.text.word_spans import Span, encode_with_spans, merge_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
 _CLITIC = re.compile(r"['’](?:s|ll|re|ve|d|m)\b(?!['’])")  # of English, which no space separates from its word
@@ -538,7 +537,7 @@ class Placeholders:
             _Side(beside[0], before.rstrip(" ")[-1:], before.endswith(" "), literal[0], comes_before=True),
             _Side(beside[1], after.lstrip(" ")[:1], after.startswith(" "), literal[-1], comes_before=False),
         )
-        if is_inline_tag(literal) or literal[0] == "\\":
+        if is_inline_tag(literal) or (literal[0] == "\\" and literal[1:2] not in "(["):  # no formula
             spaces = self._spaces_of_tag(literal, sides, has_space=has_space)
         else:
             spaces = [self._has_space(side) for side in sides]

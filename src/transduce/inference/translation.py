@@ -23,33 +23,26 @@ from transduce.text.word_spans import NormalizedText, Span, normalized_text
 
 
 class GrowingText:
-    """The part of a translation that is already final during search, for streaming; it grows with each step.
+    """The part of a text that is already final during search, for streaming; it grows with each step.
 
     The common prefix of all hypotheses is final, because observers of a search also see the best finished hypothesis.
     With greedy search and sampling there is one hypothesis, so every token is final at once.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, line_feeds: bool = True) -> None:
-        """Create an empty text; unless `line_feeds` is True (if the source has some), spaces replace line feeds."""
-        self.vocabulary = vocabulary
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        """Create an empty text; `decode` returns the text of the first tokens of a hypothesis."""
         self.shown = ""
-        self._line_feeds = line_feeds
+        self._decode = decode
 
     def grow(self, tokens: Tensor) -> str:
         """Return the text that became final with the newest tokens of the W hypotheses, (W, t); it may be empty."""
-        certain = tokens[0, : agreed_length(tokens)].tolist()
-        text = decode_start(self.vocabulary, certain, line_feeds=self._line_feeds)
-        if not text.startswith(self.shown):
-            return ""
-        return self._show(text)
+        return self.finish(self._decode(tokens[0, : agreed_length(tokens)].tolist()))
 
     def finish(self, text: str) -> str:
-        """Return what `grow` has not returned of `text`, the complete translation; empty if its start has changed."""
-        return self._show(text) if text.startswith(self.shown) else ""
-
-    def _show(self, text: str) -> str:
-        new = text[len(self.shown) :]
-        self.shown = text
+        """Return what has not been returned of `text`, the complete text; empty if its start has changed."""
+        if not text.startswith(self.shown):
+            return ""
+        new, self.shown = text[len(self.shown) :], text
         return new
 
 

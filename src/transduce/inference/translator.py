@@ -34,6 +34,7 @@ from transduce.inference.decoding import (
     max_model_positions,
     max_sentences,
     start_search,
+    stream_search,
     tokenize_prefix,
 )
 from transduce.inference.glossary_search import (
@@ -500,27 +501,19 @@ class Translator:
         yield from filter(None, [writer.next_gap()])
 
     def _stream_batch(self, batch: SentenceBatch, search: SearchSettings, *, line_feeds: bool) -> Iterator[str]:
-        """Yield the translation of a batch's one sentence while it is generated, in parts of text that are final.
+        """Return an iterator of the translation of a batch's one sentence, in parts of text that are final.
 
         `line_feeds` is True if the sentence has some, which its translation then keeps.
         """
-        growing = GrowingText(self.tokenizer.target, line_feeds=line_feeds)
+        vocabulary = self.tokenizer.target
         if search.batch_invariant:
             self._proof.check(search)
-        with explain_search_out_of_memory(search):
-            progress = self._begin(batch, search)
-        while len(progress.sentence_indices):
-            # inference mode must not stay on while the caller runs
-            with torch.inference_mode(), explain_search_out_of_memory(search):
-                progress.advance()
-                text = growing.grow(progress.hypotheses()[0]) if len(progress.sentence_indices) else ""
-            if text:
-                yield text
-        (hypotheses,) = progress.results()
-        if not hypotheses:
-            return
-        text = decode_like(self.tokenizer.target, list(hypotheses[0].ids), line_feeds=line_feeds)
-        yield from filter(None, [growing.finish(text)])
+        return stream_search(
+            lambda: self._begin(batch, search),
+            GrowingText(partial(decode_start, vocabulary, line_feeds=line_feeds)),
+            lambda best: decode_like(vocabulary, list(best.ids), line_feeds=line_feeds),
+            search,
+        )
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, length_penalty: float = 0.0, document: bool = False

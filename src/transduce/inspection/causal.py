@@ -175,7 +175,7 @@ def ablate(
 def _check_layers(reading: Reading) -> None:
     """Raise a `TransduceError` if a model has no Transformer layers, or does not give probabilities of predictions."""
     reading.check_head()
-    if reading.finish is None:
+    if reading.final_norm is None:
         raise TransduceError(
             "This needs the heads and layers of a Transformer, but the model is of the kind "
             f"`{reading.model.config.kind}`: attribution by `occlusion` works for it."
@@ -558,14 +558,14 @@ def logit_lens(reader: Reader, text: str, target: str | None = None, *, candidat
         raise TransduceError(f"`candidates` must be at least 1, but is {candidates}.")
     reading = read(reader, text, target)
     _check_layers(reading)
-    assert reading.finish is not None
+    assert reading.final_norm is not None
     names = residual_points(reading, reading.stack)
     found, probabilities, ranks = [], [], []
     with torch.inference_mode():
         with record_activations(reading.model, names) as recording:
             reading.forward()
         for name in names:
-            chances = reading.predict(reading.finish(recording[name])).softmax(dim=-1)  # (1, R, V)
+            chances = reading.predict(reading.final_norm(recording[name])).softmax(dim=-1)  # (1, R, V)
             best = chances[0].topk(min(candidates, chances.shape[-1]), dim=-1)
             own = reading.chosen(chances)[0]  # (R,)
             rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)

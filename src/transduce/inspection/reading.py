@@ -57,7 +57,7 @@ class Reading:
     """Function from the token ids of texts to the states that predict for them, (texts, positions, d_model). A
     forecaster's function takes only the number of its lists, which must be empty, and repeats the history.
     """
-    finish: Callable[[Tensor], Tensor] | None = None
+    final_norm: Callable[[Tensor], Tensor] | None = None
     """Function that applies the final norm, if any, to the residual stream, (copies, positions, d_model), and keeps the
     shape; None for models without Transformer layers.
     """
@@ -275,8 +275,8 @@ def _encoder_decoder(
     def head(states: Tensor) -> Tensor:
         return model.project(states).float().index_fill(-1, excluded, float("-inf"))  # type: ignore[no-any-return]
 
-    def finish(x: Tensor) -> Tensor:
-        return model.finish(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
+    def final_norm(x: Tensor) -> Tensor:
+        return model.scale_output(normalize(model.decoder_norm, x, None))  # type: ignore[no-any-return]
 
     return Reading(
         model=model,
@@ -288,7 +288,7 @@ def _encoder_decoder(
         outputs=targets,
         labels=tuple(target_ids),
         column_name=vocabulary.token,
-        finish=finish if hasattr(model, "decoder_norm") else None,
+        final_norm=final_norm if hasattr(model, "decoder_norm") else None,
         positions=tuple(range(len(target_ids))),
         head=head,
         ids=tuple(source_ids),
@@ -345,7 +345,7 @@ def _read_text(generator: Generator, text: str) -> Reading:
         outputs=tuple(vocabulary.tokens(labels)),
         labels=tuple(labels),
         column_name=vocabulary.token,
-        finish=lambda x: model.finish(normalize(model.norm, x, None)),
+        final_norm=lambda x: model.scale_output(normalize(model.norm, x, None)),
         positions=tuple(range(len(ids))),
         head=model.project,
         ids=tuple(ids),
@@ -460,7 +460,7 @@ def _encoder_reading(
         # A mask replaces the space before it, but is a word of its own.
         source_tokens=tuple(f"▁{each}" if each == mask else each for each in vocabulary.tokens(framed)),
         states_of=lambda texts: model.encode(pad(texts, model.config.pad_id, device))[0],
-        finish=lambda x: normalize(model.norm, x, None),
+        final_norm=lambda x: normalize(model.norm, x, None),
         ids=tuple(framed),
         special_tokens=frozenset({vocabulary.token(framed[0]), vocabulary.token(framed[-1])}),
         **predictions,

@@ -706,7 +706,7 @@ def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     mask = PackedMask(target, target, causal=True)
     for layer in each_layer(model.decoder_layers, model.config.num_decoder_layers):
         y = layer(y, memory, mask=mask, memory_mask=PackedMask(target, source))
-    return model.finish(model.decoder_norm(y))
+    return model.scale_output(model.decoder_norm(y))
 
 
 # --- which component is computed by which function ---

@@ -507,9 +507,10 @@ class DecoderCache:
         if self.positions is not None and self.positions.dim() == 2:
             self.positions = self.positions.index_select(0, rows)
 
-    def next_positions(self, ids: Tensor) -> Tensor:
-        """Return the positions of T token ids (B, T) that follow the cached positions, counted from 0: (T,)."""
-        return torch.arange(self.length, self.length + ids.shape[1], device=ids.device)
+    def next_positions(self, ids: Tensor) -> tuple[Tensor, int]:
+        """Return the positions, from 0, of T token ids (B, T) that follow the cached ones, (T,), and the next one."""
+        end = self.length + ids.shape[1]
+        return torch.arange(self.length, end, device=ids.device), end
 
     def append_positions(self, positions: Tensor) -> Tensor:
         """Add the positions of the next tokens, (n,) or (B, n), and return all positions, (L,) or (B, L)."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typing_extensions import override
+from typing_extensions import deprecated, override
 
 from transduce.errors import TransduceError, shown_value
 from transduce.model.backend import Component
@@ -149,9 +149,14 @@ class VocabularyModel(nn.Module):
         """Return logits over the vocabulary for hidden states: (…, D) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
-    def finish(self, x: Tensor) -> Tensor:
+    def scale_output(self, x: Tensor) -> Tensor:
         """Return the last layer's output x, (…, D), multiplied by the setting `output_scale`, as T5 does."""
         return x if self.config.output_scale == 1.0 else x * self.config.output_scale
+
+    @deprecated("`finish` is now `scale_output`; the old name works until version 0.3.")
+    def finish(self, x: Tensor) -> Tensor:
+        """Return the result of `scale_output`, under its old name."""
+        return self.scale_output(x)
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
         """Return a boolean mask of the positions of token ids that are not padding, both (B, T), for BatchNorm.

@@ -230,6 +230,7 @@ class StackPositions(nn.Module):
         mask: AttentionMask | None,
         positions: Tensor | None = None,
         cache: DecoderCache | None = None,
+        end: int | None = None,
     ) -> tuple[AttentionMask | Window | None, PositionEffect]:
         """Return the attention mask and the position encodings that all layers of a stack use in one pass.
 
@@ -238,6 +239,7 @@ class StackPositions(nn.Module):
             mask: hides padding, or positions that a hypothesis does not see; None in a decoder: the look-ahead mask.
             positions: the positions of the inputs, (T,) or (B, T); None: the next ones after the cached positions.
             cache: the cache of a decoder; if the model needs positions in attention, they are added to it.
+            end: an upper bound that all positions are below, if it is known.
 
         Returns:
             The mask of self-attention (for a long sequence with a window, a `Window`; None: nothing is hidden), and a
@@ -251,8 +253,8 @@ class StackPositions(nn.Module):
             mask = look_ahead_mask(length, x.device, cached=cached)
         if self.is_plain:
             return mask, NO_POSITION_EFFECT
-        end = cached + length if positions is None else None
         if positions is None:
+            end = cached + length
             positions = torch.arange(cached, cached + length, device=x.device)
         keys = positions if cache is None else cache.append_positions(positions)
         rotation = None if self.rotary is None else self.rotary(positions, x.dtype, end)
@@ -316,6 +318,7 @@ def run_stack(
     positions: Tensor | None = None,
     cache: DecoderCache | None = None,
     present: Tensor | None = None,
+    end: int | None = None,
     **options: Any,
 ) -> Tensor:
     """Compute all layers of a stack in turn, then the norm after the last one: (B, T, D) to (B, T, D).
@@ -330,9 +333,11 @@ def run_stack(
         positions: as in `StackPositions`.
         cache: the keys and values of past positions; None: there are none.
         present: the positions that a BatchNorm counts, (B, T); None: all.
+        end: as in `StackPositions`.
         **options: other keyword arguments of every layer.
     """
-    self_mask, position_effect = stack(x, mask, positions, cache)
+    known_end = {"end": end} if type(stack) is StackPositions else {}  # a subclass may not have this argument
+    self_mask, position_effect = stack(x, mask, positions, cache, **known_end)
     for number, layer in enumerate(each_layer(layers, stack.num_layers)):
         x = layer(
             x,

@@ -457,7 +457,7 @@ class Recurrent(SequenceToSequence):
             y = torch.tanh(self.attentional(torch.cat([attended, y], dim=-1)))
         if cache.attentional is not None:
             cache.attentional = y
-        return self.finish(self.dropout(y))
+        return self.scale_output(self.dropout(y))
 
     def _attend_to_memory(
         self, states: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None

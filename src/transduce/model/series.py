@@ -37,12 +37,12 @@ class ValueEmbedding(Embedding):
         super().__init__(config)
         self.values = nn.Linear(config.num_series, config.d_model)
 
-    def embed(self, values: Tensor, positions: Tensor | None = None) -> Tensor:
+    def embed(self, values: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Embed C numbers for each point in time, (B, T, C), as vectors, (B, T, D).
 
-        `positions`, (T,), defaults to 0 … T-1.
+        `positions`, (T,), defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
         """
-        return self.complete(self.values(values), positions)
+        return self.complete(self.values(values), positions, end=end)
 
 
 class SeriesTransformer(EncoderDecoderLayers):
@@ -97,10 +97,10 @@ class SeriesTransformer(EncoderDecoderLayers):
             first_position: the position of the first input on the time axis, on which the past begins at 0.
             cache: the keys and values of earlier inputs; new ones are appended.
         """
-        last = first_position + target_input.shape[1]
-        positions = torch.arange(first_position, last, device=target_input.device)
-        x = self.target_embedding.embed(target_input, positions)
-        outputs = self.head(self.decode_embedded(x, memory, None, positions=positions, cache=cache))
+        end = first_position + target_input.shape[1]
+        positions = torch.arange(first_position, end, device=target_input.device)
+        x = self.target_embedding.embed(target_input, positions, end)
+        outputs = self.head(self.decode_embedded(x, memory, None, positions=positions, end=end, cache=cache))
         if not self.config.predicts_deviations:
             return SeriesPrediction(outputs, None)
         means, log_deviations = outputs.chunk(2, dim=-1)

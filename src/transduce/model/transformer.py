@@ -66,6 +66,7 @@ class EncoderDecoderLayers(nn.Module):
         *,
         mask: AttentionMask | None = None,
         positions: Tensor | None = None,
+        end: int | None = None,
         cache: DecoderCache | None = None,
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
@@ -83,6 +84,7 @@ class EncoderDecoderLayers(nn.Module):
             memory,
             memory_mask=memory_mask,
             positions=positions,
+            end=end,
             cache=cache,
             present=present,
             trace=trace,
@@ -296,12 +298,12 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
         """
         present = self.batch_norm_positions(target_input_ids)
         if positions is None and cache is not None and cache.length:
-            positions = cache.next_positions(target_input_ids)
+            positions, end = cache.next_positions(target_input_ids)
         x = self.target_embedding(target_input_ids, self.target_weight, positions, present=present, end=end)
         hidden = self.decode_embedded(
-            x, memory, memory_mask, mask=mask, positions=positions, cache=cache, present=present, trace=trace
+            x, memory, memory_mask, mask=mask, positions=positions, end=end, cache=cache, present=present, trace=trace
         )
-        return self.finish(hidden)
+        return self.scale_output(hidden)
 
     def start(self, source_ids: Tensor) -> DecodingState:
         """Encode sentences (B, S), and return a decoding state that translates them step by step."""
@@ -420,7 +422,7 @@ class Encoder(VocabularyModel):
         A masked language head, if the model has one, is applied. A masked language model needs the states of masked
         positions only.
         """
-        return self.finish(states if self.masked_language_head is None else self.masked_language_head(states))
+        return self.scale_output(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
         """Return one vector for each sequence, the pooled first state: (B, S, D) to (B, D).
@@ -487,6 +489,7 @@ class Decoder(VocabularyModel):
         *,
         mask: AttentionMask | None = None,
         positions: Tensor | None = None,
+        end: int | None = None,
         cache: DecoderCache | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
@@ -499,16 +502,19 @@ class Decoder(VocabularyModel):
             mask: a mask over cached positions and inputs, for several hypotheses in one row; None: each position
                 attends to itself and to all earlier positions.
             positions: the positions of the inputs, (T,) or (B, T); None: those after the cached ones.
+            end: an upper bound that all positions are below, if it is known.
             cache: the keys and values of past positions.
             trace: receives the attention weights.
         """
         present = self.batch_norm_positions(ids)
         if positions is None and cache is not None and cache.length:
-            positions = cache.next_positions(ids)
-        x = self.embedding(ids, self.source_weight, positions, present=present)
+            positions, end = cache.next_positions(ids)
+        x = self.embedding(ids, self.source_weight, positions, present=present, end=end)
         stack, weights_out = (self.positions, self.layers, self.norm), None if trace is None else trace.decoder
-        hidden = run_stack(*stack, x, mask, positions=positions, cache=cache, present=present, weights_out=weights_out)
-        return self.finish(hidden)
+        hidden = run_stack(
+            *stack, x, mask, positions=positions, end=end, cache=cache, present=present, weights_out=weights_out
+        )
+        return self.scale_output(hidden)
 
     def new_cache(self) -> DecoderCache:
         """Return an empty KV cache for the method `decode`."""
@@ -539,6 +545,7 @@ class PromptState(DecodingState):
             present = present_positions(prompt_ids, model.config.pad_id)
             lengths = (present * (index + 1)).amax(dim=1)
         self.next_position = lengths  # (B,)
+        self._end = self._read_end()
         self.ancestry = Ancestry(index < self.next_position[:, None])
         hidden = model.decode(prompt_ids, cache=self.cache)  # (B, P, D)
         last = (self.next_position - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
@@ -558,10 +565,11 @@ class PromptState(DecodingState):
             tokens,
             mask=self.ancestry.extend(width),
             positions=self.next_position[:, None].expand(-1, width),
+            end=self._end,
             cache=self.cache,
             trace=trace,
         )
-        self.next_position = self.next_position + 1
+        self.next_position, self._end = self.next_position + 1, self._end + 1
         return hidden
 
     @override
@@ -573,5 +581,10 @@ class PromptState(DecodingState):
         if self._after_prompt is not None:
             self._after_prompt = self._after_prompt.index_select(0, rows)
         self.next_position = self.next_position.index_select(0, rows)
+        self._end = self._read_end()
         self.ancestry.keep_sentences(rows)
         self.cache.keep_sentences(rows)
+
+    def _read_end(self) -> int:
+        """Return a number above the positions of the next tokens; reading it from a GPU is too slow for each step."""
+        return int(self.next_position.max()) + 1 if len(self.next_position) else 0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, count_noun
 from transduce.inference.translation import agreed_length
 from transduce.serving.jobs import ContinuousDecoder, Job, JobSentence, TextProgress, estimate_work
 from transduce.serving.messages import RequestError
@@ -625,6 +625,10 @@ class DecodingThreads:
                 self.metrics.source_tokens.inc(sum(sentence.tokens for sentence in batch.sentences))
                 observer = BatchObserver(batch, self.batcher, self.metrics, self._adapt_threads)
                 results = batch.head.decode(batch.sentences, observer)
+                if len(results) != len(batch.sentences):
+                    count = count_noun(len(results), "result")
+                    sentences = count_noun(len(batch.sentences), "sentence")
+                    raise RuntimeError(f"The decoder returned {count} for {sentences}: it must return one for each.")
             else:
                 self._decode_continuously(batch, decoder, may_grow=may_grow)
         except TransduceError as error:

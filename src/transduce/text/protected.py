@@ -15,7 +15,7 @@ from typing import NamedTuple
 from transduce.errors import TransduceError
 from transduce.text.files import compose, is_composed
 from transduce.text.languages import CJK
-from transduce.text.word_spans import Span, normalized_text
+from transduce.text.word_spans import Span, disjoint, merge_spans, normalized_text
 
 PLACEHOLDER_TOKENS = tuple(f"<placeholder-{number}>" for number in range(1, 9))
 """Reserved tokens that stand for protected spans (text to copy) in the source and translation of models trained with
@@ -103,8 +103,23 @@ def _any_of(words: str) -> str:
     return "|".join(map(re.escape, sorted(words.split(), key=len, reverse=True)))
 
 
+# Formulas of LaTeX between the marks that MathJax, KaTeX and Pandoc read. `$` also stands before prices and variables,
+# and `$$` for a price level. So a formula with words, apart from functions as in max(a, b), has a sign of mathematics.
+_FUNCTIONS = "arg|cosh?|cot|det|dim|exp|gcd|inf|ker|lim|ln|log|max|min|mod|sinh?|sup|tanh?"
+_FORMULA_WORD = rf"(?:(?<![^\W\d_])(?<![\\&])(?!(?:{_FUNCTIONS})(?![^\W\d_]))(?:[^\W\d_]{{2,}}+(?!\()|[{CJK}]))"
+_FORMULA_END = r"(?:(?<=[\w)\]}!'′])\$(?![\d$({])|(?<=[^\s$])\$(?![\w$\"'{(]))"
+FORMULA = (
+    rf"(?<![$\\])\$\$(?!\$)(?:(?=\s*+=?+(?:\\|[^$]{{1,1000}}?[\\^_=+<>|*]))|(?![^$]{{0,1000}}?{_FORMULA_WORD})"
+    r"|(?=(?:[\w(\[{]|\s*=)[^$]{0,1000}(?<=[\w)\]}])\$\$))(?:[^$\\]|\\.|\$(?!\$)){1,1000}?\$\$(?!\$)"
+    r"|(?<![A-Za-z\d$\\])\$(?![\s$]|\{[^\\])(?:(?=[A-Za-z_][\w.]{0,40}\$(?![A-Za-z_]))"
+    r"|(?=[^$]{0,200}?(?:[\\^]|(?<![^\W\d_]{2})_))|(?!\d)(?=[^$]{0,200}?[=<>|+*])"
+    rf"|(?![^$]{{0,200}}?{_FORMULA_WORD}))(?:[^$\\]|\\.){{1,200}}?{_FORMULA_END}"
+    rf"|(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?{_FORMULA_WORD})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
+)
+"""An expression that matches a formula of LaTeX, such as `$x^2$`; compile it with `re.DOTALL`."""
 _LABEL = rf"[{_NAME}]++(?:-++[{_NAME}]++)*+"
 _KINDS = {
+    "formula": rf"(?s:{FORMULA})",
     "code": r"(?<!`)(?:``(?!`)(?:[^`\n]|`(?!`)){1,1000}+``|`(?!`)[^`\n]{1,1000}+`)(?!`)",
     "tag": rf"<(?:/?[A-Za-z][{_NAME}:.-]*+(?:{_ATTRIBUTE})*+\s*+/?|/?\d++\s*+/?|!--[^<>]*+--)>",
     "url": rf"(?:https?://|(?<![A-Za-z_])(?:ftps?|sftp|wss?|file|git|ssh)://|{_BEGINS}(?:www\.)(?=\w))"
@@ -426,32 +441,6 @@ def check_spans(spans: Iterable[tuple[int, int]], text: str) -> list[Span]:
             )
         checked.append(Span(start, end))
     return checked
-
-
-def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
-    """Return a sorted list of all spans in `first`, and of the spans in `others` that overlap none in `first`.
-
-    The spans in `first` must be in order and disjoint. Of overlapping spans in `others`, the one that begins first is
-    kept.
-    """
-
-    def overlaps(span: Span) -> bool:
-        index = bisect_right(first, span.start, key=lambda kept: kept.end)
-        return index < len(first) and first[index].start < span.end
-
-    return sorted([*first, *(span for span in disjoint(others) if not overlaps(span))])
-
-
-def disjoint(spans: Iterable[Span]) -> list[Span]:
-    """Return a sorted list of spans without those that overlap an earlier one.
-
-    Of several spans that begin at the same offset, the longest stays.
-    """
-    kept: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        if not kept or span.start >= kept[-1].end:
-            kept.append(span)
-    return kept
 
 
 def _matches(text: str) -> Iterator[Span]:

@@ -61,19 +61,7 @@ _FULL_SHARE = 0.8
 _MIN_ENDS, _MAX_LARGE = 0.05, 0.75
 # A line shorter than this share of the width was not wrapped: a heading, a verse.
 _SHORT_SHARE = 0.6
-# Ends of sentences: the mark with the closing quotes and brackets after it.
-_END = re.compile(
-    rf"(?P<spaced>(?<![{STOPS}{CALLS}])[{STOPS}{CALLS}]++[”’\"'»)\]]*+(?=\s))|{UNSPACED}+[」』”’）»)\]]*(?:[\"'](?=\s))?"
-)
-# After a sentence end the next word does not start in lower case, even within quotes or brackets.
-_LOWER_CASE = re.compile(r"\s+[\"“‘'«(\[—–-]*[a-zà-öø-ÿ]")
-_ABBREVIATION = re.compile(
-    r"mr|mrs|ms|messrs|mme|mlle|dr|st|prof|rev|hon|capt|col|gen|lieut|lt|sergt|sgt|maj|gov|sir|jr|sr|esq|"
-    r"vols?|chap|ch|nos?|figs?|eqs?|pp?|cf|eds?|al|vs|viz|etc|e\.g|i\.e|inc|ltd|co|corp|dept|univ|approx|ca|mt|ft",
-    re.IGNORECASE,
-)
 _OPENING = "\"“‘'«([—–-_"
-_LAST_WORD = re.compile(r"([^\s\"“‘'(\[—–-]+)\.$")
 
 
 def read_documents(path: str | Path) -> Iterator[list[str]]:
@@ -155,7 +143,7 @@ def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
     """
     within = at_end = large = 0
     for line, after in followed:
-        ends = list(_find_ends(f"{line} ", before_small=True))
+        ends = list(_find_ends(_SentenceFinder(line, None, before_small=True)))
         ended = bool(ends) and ends[-1] == len(line)
         within += len(ends) - ended
         at_end += ended
@@ -204,38 +192,9 @@ def _ends_early(line: str, after: str, width: int) -> bool:
     return fits and not after.lstrip(_OPENING)[:1].islower()
 
 
-def split_sentences(paragraph: str) -> list[str]:
-    """Return a list of the sentences of a paragraph, without spaces around them.
-
-    A full stop does not end a sentence after an abbreviation ("Mr.") or an initial ("J. Smith"), or before a small
-    letter.
-    """
-    stops = [*_find_ends(paragraph), len(paragraph)]
-    sentences = [paragraph[start:stop].strip() for start, stop in pairwise([0, *stops])]
-    return [sentence for sentence in sentences if sentence]
-
-
-def _find_ends(text: str, *, before_small: bool = False) -> Iterator[int]:
-    """Yield the offset after each sentence of a text that ends with a mark.
-
-    With `before_small`, a mark before a small letter ends a sentence too.
-    """
-    start = 0
-    for match in _END.finditer(text):
-        stop = match.end()
-        after = "" if before_small else text[stop : stop + 8]
-        if match["spaced"] is None or _ends_sentence(text[max(start, stop - _REACH) : stop], after):
-            yield stop
-            start = stop
-
-
-def _ends_sentence(text: str, after: str) -> bool:
-    if _LOWER_CASE.match(after):
-        return False
-    last = _LAST_WORD.search(text)
-    word = "" if last is None else last[1]
-    is_initial = len(word) == 1 and word.isupper() and word != "I"
-    return not is_initial and not _ABBREVIATION.fullmatch(word)
+def split_sentences(text: str, language: str | None = None) -> list[str]:
+    """Return a list of the sentences that `find_sentences` finds in a text; `language` is its code, None: unknown."""
+    return [text[slice(*span)] for span in find_sentences(text, language)]
 
 
 # --- sentences to translate ---
@@ -470,8 +429,8 @@ _MIN_DATED_WORDS = 4  # a sentence that ends with a year has more words than "В
 def find_sentences(text: str, language: str | None = None, protected: Sequence[Span] = ()) -> list[Span]:
     """Return a list of the spans of a text's sentences, without the spaces around them, in order.
 
-    Unlike `split_sentences`, which defines sentences of training documents, this function also splits texts without
-    capital letters and without spaces after marks, and knows abbreviations of several languages.
+    Texts without capital letters and without spaces after marks are split, too. Abbreviations of several languages are
+    known.
 
     Args:
         text: a text, usually one line.
@@ -481,18 +440,21 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
     return _find_spans(_SentenceFinder(text, language), protected)
 
 
-def _find_spans(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> list[Span]:
-    text, spans = finder.text, list[Span]()
+def _find_ends(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> Iterator[int]:
+    """Yield the offset after each sentence that ends with a mark; no sentence ends in one of the protected spans."""
     start = inside = 0
-    for match in [*finder.candidates.finditer(text), None]:
-        stop = len(text) if match is None else match.end()
-        while inside < len(protected) and match is not None and protected[inside].end <= match.start():
+    for match in finder.candidates.finditer(finder.text):
+        while inside < len(protected) and protected[inside].end <= match.start():
             inside += 1
-        if match is not None:
-            is_inside = inside < len(protected) and protected[inside].start < stop
-            if is_inside or not finder.is_end(match, start):
-                continue
-            stop -= _length_of_opening(text, start, match)
+        is_inside = inside < len(protected) and protected[inside].start < match.end()
+        if not is_inside and finder.is_end(match, start):
+            start = match.end() - _length_of_opening(finder.text, start, match)
+            yield start
+
+
+def _find_spans(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> list[Span]:
+    text, spans, start = finder.text, list[Span](), 0
+    for stop in [*_find_ends(finder, protected), len(text)]:
         sentence = text[start:stop]
         begin = start + len(sentence) - len(sentence.lstrip())
         span = Span(begin, begin + len(sentence.strip()))

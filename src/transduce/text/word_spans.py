@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,32 @@ class Span(NamedTuple):
     def contains(self, other: "Span") -> bool:
         """Return whether the span contains all characters of another span of the same text; equal spans do."""
         return self.start <= other.start and other.end <= self.end
+
+
+def merge_spans(first: Sequence[Span], others: Iterable[Span]) -> list[Span]:
+    """Return a sorted list of all spans in `first`, and of the spans in `others` that overlap none in `first`.
+
+    The spans in `first` must be in order and disjoint. Of overlapping spans in `others`, the one that begins first is
+    kept.
+    """
+
+    def overlaps(span: Span) -> bool:
+        index = bisect_right(first, span.start, key=lambda kept: kept.end)
+        return index < len(first) and first[index].start < span.end
+
+    return sorted([*first, *(span for span in disjoint(others) if not overlaps(span))])
+
+
+def disjoint(spans: Iterable[Span]) -> list[Span]:
+    """Return a sorted list of spans without those that overlap an earlier one.
+
+    Of several spans that begin at the same offset, the longest stays.
+    """
+    kept: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        if not kept or span.start >= kept[-1].end:
+            kept.append(span)
+    return kept
 
 
 def span_in_full_text(offsets: Sequence[int], span: Span) -> Span:

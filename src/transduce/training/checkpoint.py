@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,6 +288,22 @@ def save_checkpoint(
                 _remove(old)
     together.wait()
     return final
+
+
+@contextmanager
+def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
+    """Pass a message to `say`, so that training goes on, if writing `what` fails in the body of `with`.
+
+    Only errors of files are tolerated; others are raised.
+    """
+    try:
+        yield
+    except TransduceError as error:
+        if not isinstance(error.__cause__, OSError | SafetensorError):
+            raise
+        say(f"{error} Training goes on.")
+    except (OSError, SafetensorError) as error:
+        say(f"{what} could not be written ({error}): free some space or repair the folder. Training goes on.")
 
 
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:

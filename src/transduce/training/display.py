@@ -58,7 +58,8 @@ _MIN_SHOWN_BLEU = 1.0
 """Dev BLEU below which no sample translation is shown."""
 
 
-# Scores of a validation that are shares, and what makes them percentages.
+# Scores of a validation that are shares, and the factors that make them percentages: logs and checkpoints of earlier
+# versions have `exact_match` from 0 to 1, so it stays so.
 _TO_PERCENT = {"exact_match": 100.0} | dict.fromkeys(
     ("accuracy", "macro_f1", "f1", "masked_accuracy", "next_sentence_accuracy", "skill"), 1.0
 )

@@ -1,21 +1,10 @@
-"""Handle interruptions of a run: signals that ask it to save and stop, exhausted memory, and a full disk."""
+"""Handle the signals that ask a run to save and stop, or that it ignores."""
 
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
-
-from safetensors import SafetensorError
-
-from transduce.errors import TransduceError
-from transduce.machine import explain_out_of_memory
-
-if TYPE_CHECKING:
-    from transduce.training.loss import Loss
-    from transduce.training.optimizer import Optimizer
 
 
 class AbandonedError(BaseException):
@@ -96,58 +85,3 @@ def ignore_hangup() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, previous)
-
-
-# --- exhausted memory, detected at the start of a run, and a full disk, which does not end a run ---
-
-
-def try_batches(optimizer: "Optimizer", loss: Callable[[Any], "Loss"], batches: Sequence[Any]) -> None:
-    """Compute and discard the gradients of the largest batches, so that a lack of memory shows before the start."""
-    try:
-        for batch in batches:
-            optimizer.begin_batch(last=True)
-            loss(batch).total.backward()
-            optimizer.finish_batch()
-    finally:
-        optimizer.discard_gradient()
-
-
-def explain_step_out_of_memory(
-    what: str, batch_setting: str, batch_tokens: int, accumulate: int
-) -> AbstractContextManager[None]:
-    """Return a context manager that explains exhausted memory in a training step and names settings that reduce it.
-
-    Args:
-        what: the step, as the message names it.
-        batch_setting: the dotted name of the setting of a step's size.
-        batch_tokens: the size of a step.
-        accumulate: the number of micro-batches of a step.
-    """
-    return explain_out_of_memory(
-        f"Memory ran out with {what}: lower `{batch_setting}` ({batch_tokens}), or raise "
-        f"`training.accumulate` ({accumulate}), which splits a step into that many micro-batches."
-    )
-
-
-def explain_model_out_of_memory() -> AbstractContextManager[None]:
-    """Return a context manager that explains exhausted memory during the creation of a model and its optimizer."""
-    return explain_out_of_memory(
-        "Memory ran out for the model and its optimizer state: lower `model.d_model`, `model.d_ff`, "
-        "the numbers of layers or `tokenizer.vocabulary_size`."
-    )
-
-
-@contextmanager
-def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Pass a message to `say`, so that training goes on, if writing `what` fails in the body of `with`.
-
-    Only errors of files are tolerated; others are raised.
-    """
-    try:
-        yield
-    except TransduceError as error:
-        if not isinstance(error.__cause__, OSError | SafetensorError):
-            raise
-        say(f"{error} Training goes on.")
-    except (OSError, SafetensorError) as error:
-        say(f"{what} could not be written ({error}): free some space or repair the folder. Training goes on.")

@@ -34,17 +34,12 @@ from transduce.training.checkpoint import (
     load_newest,
     refuse_missing_run,
     save_checkpoint,
+    tolerate_full_disk,
 )
 from transduce.training.display import ProgressDisplay, format_duration
 from transduce.training.distributed import Processes, current_processes
 from transduce.training.events import NO_LOG, Durations, EventLog, Log, StepSums, ValidationEvent
-from transduce.training.interruption import (
-    AbandonedError,
-    Interruption,
-    explain_step_out_of_memory,
-    tolerate_full_disk,
-    try_batches,
-)
+from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss, StepTotals
 from transduce.training.loss_spikes import (
     NO_FINITE_LOSS,
@@ -55,6 +50,7 @@ from transduce.training.loss_spikes import (
     SkippedStep,
     find_origin,
 )
+from transduce.training.memory import explain_step_out_of_memory, try_batches
 from transduce.training.optimizer import FlatOptimizer, Optimizer, refuse_buffers_of_one_process
 from transduce.training.schedule import Decision, StepClock, StepPlan, step_rates
 from transduce.training.settings import ResolvedTraining
@@ -391,7 +387,7 @@ class Trainer:
             if micro_seconds * accumulate * (1 + _MIN_PROBED) <= limit / 2:  # the other half is for validations
                 return None
         self.display.say(
-            f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the forecast times single "
+            f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the dry run times single "
             f"micro-batches ({accumulate} to a step) and estimates the time of a validation."
         )
         self.settings = msgspec.structs.replace(self.settings, accumulate=1)

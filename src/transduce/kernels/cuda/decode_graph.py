@@ -252,7 +252,7 @@ class RecordedStep:
         x = embed_step(embedding, self.tokens, model.target_weight, self.position, self.size.capacity)
         # A growing table is replaced by a new tensor; the recorded graph still reads this one.
         self._table = getattr(embedding.positions, "table", None)
-        return model.finish(run_layers(self, model.decoder_norm, x))
+        return model.scale_output(run_layers(self, model.decoder_norm, x))
 
     def _compute(self) -> None:
         """Run the operations of a decoding step, eagerly or while a graph is recorded; the output becomes `_out`.

@@ -233,17 +233,18 @@ class ClassificationKind(LabelChoices, TextKind):
         labels = class_names(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
 
-    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to classifiers, such as title and usage."""
         return CardTexts(
             "A classifier",
             "text-classification",
             describe_encoder(resolved, self.describe_size(corpus)),
-            "transduce classify THIS_FOLDER < texts.txt",
+            f"transduce classify {folder}",
+            " < texts.txt",
         )
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Measure the best model on the dev set; return an `Outcome` with its accuracy, the model card and a hint.
+        """Measure the best model on the dev set; return an `Outcome` with its accuracy.
 
         A model that hardly beats the most frequent class is reported as weak.
         """
@@ -261,7 +262,6 @@ class ClassificationKind(LabelChoices, TextKind):
         )
         return Outcome(
             measured=summary,
-            hint=f"Try: transduce classify {placement.folder_argument}",
             report=summary,
             scores=event,
             weakness=None

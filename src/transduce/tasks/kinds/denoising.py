@@ -107,7 +107,7 @@ class DenoisingKind(TextOnlyKind):
         batches = [noise_generator.corrupt(batch, 0) for batch in dev_batches(corpus.dev)]
         return DevSet(model=model_to_measure(resolved, placement), directions=(), batches=batches)
 
-    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to denoising, such as title and usage (`CardTexts`)."""
         model = resolved.model
         return CardTexts(
@@ -116,12 +116,12 @@ class DenoisingKind(TextOnlyKind):
             f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
             f"{model.d_model}, trained by transduce to restore {corpus.pairs:,} lines of text, corrupted by "
             f"{_noise(resolved.task).kind}",
-            "transduce train --init-from THIS_FOLDER --source … --target … --out DIR",
+            f"transduce train --init-from {folder} --source … --target … --out DIR",
             names_class=False,
         )
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Measure the best model's dev loss; return an `Outcome` with it, the model card and a hint on how to go on.
+        """Measure the best model's dev loss; return an `Outcome` with it.
 
         A model that is hardly better than guessing by token frequencies is reported as weak.
         """
@@ -138,8 +138,7 @@ class DenoisingKind(TextOnlyKind):
             f"Dev lines: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
             f"{frequencies:.2f})."
         )
-        hint = f"Go on with: transduce train --init-from {placement.folder_argument} --source … --target … --out DIR"
-        return text_outcome(summary, hint, event, frequencies)
+        return text_outcome(summary, event, frequencies)
 
 
 def _noise(task: TaskSettings) -> NoiseSettings:

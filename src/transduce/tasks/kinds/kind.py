@@ -81,7 +81,11 @@ class CardTexts(NamedTuple):
     model: str
     """A description of the model and its training data, without a period."""
     usage: str
-    """A command that uses the model, in which THIS_FOLDER stands for its folder."""
+    """A command that uses the model."""
+    files: str = ""
+    """The files that the command reads and writes, in the shell's notation, such as " < texts.txt"."""
+    example: str = ""
+    """A command that prints an example text, for the command to read, and a pipe, such as "echo cat | "."""
     score_heading: str = ""
     """The heading of the report on the dev set; empty: the report is a sentence."""
     names_class: bool = True
@@ -270,12 +274,10 @@ DEV_SCORES = "dev_score.json"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a finished run: quality, hint on use, further files for the model folder, and search settings."""
+    """The results of a finished run: quality, further files for the model folder, and search settings."""
 
     measured: str
     """The measured quality on the dev set, as text for the terminal."""
-    hint: str
-    """A hint on how to use the model, with an example of a command."""
     report: object
     """The measured quality on the dev set for the model card, which shows the object's `str`."""
     scores: object
@@ -583,8 +585,11 @@ class TaskKind(ABC, Generic[C]):
         return {}
 
     @abstractmethod
-    def card_texts(self, corpus: C, resolved: ResolvedSettings) -> CardTexts:
-        """Return the parts of the model card that depend on the task: title, description, usage and others."""
+    def card_texts(self, corpus: C, resolved: ResolvedSettings, folder: str) -> CardTexts:
+        """Return the parts of the model card that depend on the task: title, description, usage and others.
+
+        `folder` is the model folder, as an argument of the command that uses the model.
+        """
 
     def card(
         self, corpus: C, resolved: ResolvedSettings, step: int | None, report: object = None, *, folder: Path
@@ -593,12 +598,12 @@ class TaskKind(ABC, Generic[C]):
 
         `report` is the final quality on the dev set, None during training; `step` is that of the weights.
         """
-        texts, tokenizer = self.card_texts(corpus, resolved), corpus.tokenizer
+        texts, tokenizer = self.card_texts(corpus, resolved, "THIS_FOLDER"), corpus.tokenizer
         codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
         parts = [
             f"{front_matter(tuple(codes) or corpus.languages, texts.pipeline_tag)}\n# {texts.title}",
             f"{texts.model}{f', weights of step {step:,}' if step else ''}.",
-            f"    {texts.usage}",
+            f"    {texts.usage}{texts.files}",
         ]
         if texts.names_class and tokenizer is not None:
             parts.append(opening_hint(resolved.model, tokenizer, folder))
@@ -609,7 +614,7 @@ class TaskKind(ABC, Generic[C]):
 
     @abstractmethod
     def finish(self, corpus: C, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Measure the best model, which is in the run's folder, and return an `Outcome`: quality, hint and scores."""
+        """Measure the best model, which is in the run's folder, and return an `Outcome`: quality and scores."""
 
 
 def model_to_measure(resolved: ResolvedSettings, placement: RunPlacement) -> AnyModel:

@@ -232,7 +232,7 @@ class LanguageModelKind(TextOnlyKind):
         """Return the size of the training text in tokens, as text such as "1,000 tokens"."""
         return f"{len(split_stream(corpus)[0]):,} tokens"
 
-    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to language models, such as title and usage."""
         model = resolved.model
         return CardTexts(
@@ -240,11 +240,11 @@ class LanguageModelKind(TextOnlyKind):
             "text-generation",
             f"A decoder of {count_noun(model.num_decoder_layers, 'layer')} × {model.d_model}, trained by transduce on "
             f"{corpus.target_tokens:,} tokens of text",
-            'transduce generate THIS_FOLDER "the beginning"',
+            f'transduce generate {folder} "the beginning"',
         )
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Measure the best model on the dev text; return an `Outcome` with the scores, the model card and a hint."""
+        """Measure the best model on the dev text; return an `Outcome` with the scores."""
         generator = load_generator(placement.folder, **placement.load_options(resolved))
         dev = self.validation(corpus, resolved, placement)
         event = dev.validate(generator.model.state_dict(), placement.best_step)
@@ -254,8 +254,7 @@ class LanguageModelKind(TextOnlyKind):
             f"Dev text: {event.loss:.3f} nats a token (perplexity {event.perplexity:.2f}; of token frequencies alone "
             f"{frequencies:.2f}), {event.scores[BITS_PER_CHARACTER]:.3f} bits a character."
         )
-        hint = f'Try: transduce generate {placement.folder_argument} "the beginning"'
-        return text_outcome(summary, hint, event, frequencies)
+        return text_outcome(summary, event, frequencies)
 
 
 def split_stream(corpus: TaskCorpus) -> tuple[Ids, Ids]:

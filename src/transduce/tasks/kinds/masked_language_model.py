@@ -404,18 +404,18 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         length = text_length(resolved.model, context)
         return {TASK_CARD: TaskCard(kind="masked-language-model", length=length).text()}
 
-    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to masked language models, such as title and usage."""
         mask = corpus.tokenizer.source.special_token_names[2]
         return CardTexts(
             "A masked language model",
             "fill-mask",
             describe_encoder(resolved, self.describe_size(corpus)),
-            f'transduce fill-mask THIS_FOLDER "a text with a {mask} in it"',
+            f'transduce fill-mask {folder} "a text with a {mask} in it"',
         )
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Measure the best model on the dev text; return an `Outcome` with the scores, the model card and a hint."""
+        """Measure the best model on the dev text; return an `Outcome` with the scores."""
         filler = load_filler(placement.folder, **placement.load_options(resolved))
         dev = self.validation(corpus, resolved, placement)
         event = dev.validate(filler.model.state_dict(), placement.best_step)
@@ -431,9 +431,7 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             else f"Dev text: {perplexity}, {masked:.1f} % of masked tokens found and "
             f"{following:.1f} % of next sentences predicted."
         )
-        mask = corpus.tokenizer.source.special_token_names[2]
-        hint = f'Try: transduce fill-mask {placement.folder_argument} "a text with a {mask} in it"'
-        return text_outcome(summary, hint, event, frequencies)
+        return text_outcome(summary, event, frequencies)
 
 
 def _context(task: TaskSettings) -> int:

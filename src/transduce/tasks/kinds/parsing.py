@@ -170,7 +170,7 @@ class ParsingKind(SequenceToSequenceKind):
         """Return a dict {file name: content} with the task card, which marks the model as a parser."""
         return {TASK_CARD: TaskCard(kind="parsing").text()}
 
-    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to parsers, such as title and usage (`CardTexts`)."""
         model = resolved.model
         return CardTexts(
@@ -178,19 +178,20 @@ class ParsingKind(SequenceToSequenceKind):
             "token-classification",
             f"A Transformer of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model}, trained "
             f"by transduce on {self.describe_size(corpus)}",
-            "transduce parse THIS_FOLDER < sentences.txt",
+            f"transduce parse {folder}",
+            " < sentences.txt",
+            'echo "The cat sleeps ." | ',
             "Labelled brackets on the dev set",
         )
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Measure the best model's bracket F1 on the dev set; return an `Outcome` with it, a card and a hint."""
+        """Measure the best model's bracket F1 on the dev set; return an `Outcome` with it."""
         parser = load_parser(placement.folder, **placement.load_options(resolved))
         references = dev_trees(corpus)
         parses = parser.parse([reference.words() for reference in references])
         report = score_trees([parse.tree for parse in parses], references)
         return Outcome(
             measured=f"Dev set, labelled brackets, beam {parser.search.beam_size}:\n{report}",
-            hint=f'Try: echo "The cat sleeps ." | transduce parse {placement.folder_argument}',
             report=report,
             scores=report,
             weakness=None

@@ -64,7 +64,7 @@ from transduce.training.settings import BestBy
 
 ACCURACY: Final = "accuracy"
 F1: Final = "f1"
-_WORDS_IN_HINT = 8
+_WORDS_IN_EXAMPLE = 8
 
 # --- the corpus ---
 # The run's folder keeps the sentences, so that a run resumes without the user's files.
@@ -389,26 +389,27 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
 
     # --- the model folder ---
 
-    def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaggedCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to taggers, such as title and usage (`CardTexts`)."""
+        words = shell_word(" ".join(corpus.dev[0].words[:_WORDS_IN_EXAMPLE]))
         return CardTexts(
             "A tagger of words",
             "token-classification",
             describe_encoder(resolved, self.describe_size(corpus)),
-            "transduce tag THIS_FOLDER < sentences.txt",
+            f"transduce tag {folder}",
+            " < sentences.txt",
+            f"echo {words} | ",
             "Tags of the dev set",
         )
 
     def finish(self, corpus: TaggedCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Score the best model's tags of the dev set; return an `Outcome` with the scores, a card and a hint."""
+        """Score the best model's tags of the dev set; return an `Outcome` with the scores."""
         tagger = load_tagger(placement.folder, **placement.load_options(resolved))
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(tagger.model.state_dict())
         report, baseline = dev.report(), baseline_report(corpus)
-        words = shell_word(" ".join(corpus.dev[0].words[:_WORDS_IN_HINT]))
         return Outcome(
             measured=f"Dev set: {report}\nEach word's most frequent tag alone: accuracy {baseline.accuracy:.2f} %",
-            hint=f"Try: echo {words} | transduce tag {placement.folder_argument}",
             report=report,
             scores=report,
             weakness=None

@@ -228,17 +228,16 @@ def _labels(batch: Batch, ignored: int | None) -> NDArray[np.int64]:
     return counted
 
 
-def text_outcome(summary: str, hint: str, event: ValidationEvent, frequencies: float) -> Outcome:
+def text_outcome(summary: str, event: ValidationEvent, frequencies: float) -> Outcome:
     """Return the `Outcome` of a task on text alone, which is weak if its perplexity is near that of token frequencies.
 
     Args:
         summary: the measured quality, for the terminal and the model card.
-        hint: a hint on how to use the model.
         event: the validation of the best model.
         frequencies: the perplexity of token frequencies alone.
     """
     weakness = describe_frequencies(event.perplexity, frequencies)
-    return Outcome(measured=summary, hint=hint, report=summary, scores=event, weakness=weakness)
+    return Outcome(measured=summary, report=summary, scores=event, weakness=weakness)
 
 
 def describe_frequencies(perplexity: float, frequencies: float) -> str | None:

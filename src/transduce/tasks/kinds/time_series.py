@@ -475,7 +475,7 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             SERIES_CARD: series_card(corpus, resolved).text(),
         }
 
-    def card_texts(self, corpus: SeriesCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: SeriesCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to forecasters, such as title and usage."""
         model = resolved.model
         return CardTexts(
@@ -483,19 +483,18 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
             "time-series-forecasting",
             f"An encoder and a decoder of {model.num_encoder_layers}+{model.num_decoder_layers} layers × "
             f"{model.d_model}, trained by transduce on {self.describe_size(corpus)} of {', '.join(corpus.columns)}",
-            f"transduce forecast THIS_FOLDER FILE.csv --steps {corpus.horizon}",
-            "The dev part",
+            f"transduce forecast {folder} FILE.csv --steps {corpus.horizon}",
+            score_heading="The dev part",
         )
 
     def finish(self, corpus: SeriesCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Score the best model's forecasts of the dev part; return an `Outcome` with the scores, a card and a hint."""
+        """Score the best model's forecasts of the dev part; return an `Outcome` with the scores."""
         best = load_forecaster(placement.folder, device=placement.device, threads=placement.threads)
         dev = self.validation(corpus, resolved, placement)
         dev.model.load_state_dict(best.model.state_dict())
         report = dev.score()
         return Outcome(
             measured=f"Dev part:\n{report}",
-            hint=f"Try: transduce forecast {placement.folder_argument} FILE.csv --steps {corpus.horizon}",
             report=report,
             scores=report,
             weakness="The forecasts are not better than repeating the last season or the last value."

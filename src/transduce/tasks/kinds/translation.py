@@ -504,7 +504,7 @@ class TranslationKind(SequenceToSequenceKind):
             return max(seconds, expected)
         return seconds - validation.translation_seconds * max(0.0, 1.0 - 1.0 / ratio)
 
-    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> CardTexts:
+    def card_texts(self, corpus: TaskCorpus, resolved: ResolvedSettings, folder: str) -> CardTexts:
         """Return the parts of the model card that are specific to translation, such as title and usage."""
         model, (source, target) = resolved.model, corpus.languages
         name = "A Transformer" if model.kind == "transformer" else "A recurrent model"
@@ -516,12 +516,13 @@ class TranslationKind(SequenceToSequenceKind):
             "translation",
             f"{name} of {model.num_encoder_layers}+{model.num_decoder_layers} layers × {model.d_model} ({variant}), "
             f"trained by transduce on {corpus.pairs:,} sentence pairs{among}",
-            f"transduce translate THIS_FOLDER{_target_option(resolved.data)} < in.txt > out.txt",
-            "Scores on the dev set",
+            f"transduce translate {folder}{_target_option(resolved.data)}",
+            " < in.txt > out.txt",
+            score_heading="Scores on the dev set",
         )
 
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
-        """Score the best model's translations of the dev set; return an `Outcome` with the scores and a hint.
+        """Score the best model's translations of the dev set; return an `Outcome` with the scores.
 
         Beam search has the run's settings. For few training pairs, it gets a coverage penalty if that makes the
         translations better. A time budget limits how many sentences are translated.
@@ -553,7 +554,6 @@ class TranslationKind(SequenceToSequenceKind):
         low = low_bleu(reports)
         return Outcome(
             measured=chosen + measured,
-            hint=f"Try: transduce translate {placement.folder_argument}{_target_option(resolved.data)}",
             report=shown,
             scores=reports if several else next(iter(reports.values())),
             files=_text_measurements(corpus),
@@ -598,7 +598,7 @@ def _max_sentence_tokens(config: ModelConfig) -> int | None:
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the option of `transduce translate` that selects a target language, for a hint; "" for a single one."""
+    """Return the option of `transduce translate` that selects a target language; "" for a single one."""
     targets = list(dict.fromkeys(target for _, target in data.directions))
     return f" --target-language {targets[0]}" if len(targets) > 1 else ""
 

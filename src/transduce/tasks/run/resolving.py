@@ -60,8 +60,8 @@ from transduce.training.choices import (
     count_multiplied_weights,
     tokens_in_time,
 )
-from transduce.training.forecast import least_memory, refuse_too_large_model
 from transduce.training.lora import choose_lora_alpha
+from transduce.training.memory import least_memory, refuse_too_large_model
 from transduce.training.settings import ResolvedTraining, TrainingSettings
 
 # --- model configuration ---
@@ -716,7 +716,7 @@ def check_consistency(settings: Settings, base_config: ModelConfig | None, machi
 
 
 def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine: Machine) -> int:
-    """Return how many bytes the training of a run needs at least, by its settings (`forecast.least_memory`).
+    """Return how many bytes the training of a run needs at least, by its settings (`training.memory.least_memory`).
 
     Args:
         settings: the user's settings.

@@ -29,6 +29,7 @@ _TABLE = re.compile(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"\s*([\w.\"'-]+)\s*=")
 _NAME = re.compile(r"`([\w.\[\]]+)`")
 _INDEX = re.compile(r"\[\d+\]")
+_KEY_PART = r"""\s*(?:[\w-]+|"[^"]+"|'[^']+')\s*"""
 
 
 class FileSettings(dict[str, Any]):
@@ -175,11 +176,23 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
 
 
 def _parse(assignment: str) -> tuple[str, Any]:
+    """Return the dotted name and the value of ``name=value``; parts of the name may be quoted, as in TOML."""
     key, equals, text = assignment.partition("=")
-    if not equals or not re.fullmatch(r"\w+(\.\w+)*", key.strip()):
+    if _INDEX.search(key):
+        raise _error_for_array(key.strip(), key.strip())
+    if not equals or not re.fullmatch(rf"{_KEY_PART}(\.{_KEY_PART})*", key):
         message = f"`--set` takes a key and a value, such as training.steps=2000, but was given `{assignment}`."
         raise TransduceError(with_half_width_hint(message, assignment))
-    return key.strip(), _parse_value(text.strip())
+    return ".".join(part.strip().strip("\"'") for part in re.findall(_KEY_PART, key)), _parse_value(text.strip())
+
+
+def _error_for_array(name: str, tables: str) -> TransduceError:
+    """Return the error for a dotted name, such as `data.corpora[0].share`, with the array of tables `tables` in it."""
+    array = _INDEX.split(tables)[0]
+    return TransduceError(
+        f"`{name}` is in an array of tables, which can only be set as a whole: write `{array}=[{{…}}, {{…}}]` with all "
+        "its tables, or change the settings file."
+    )
 
 
 # The two names of the size of a step: a value that is set by one name overrides a file's value by the other name.
@@ -201,7 +214,10 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
     name = current_setting(name)
-    if isinstance(content, FileSettings):
+    is_table = isinstance(value, Mapping) and name not in _TABLES_OF_VALUES
+    for key, inner_value in value.items() if is_table else ():
+        put_setting(content, f"{name}.{key}", inner_value)
+    if isinstance(content, FileSettings) and not is_table:
         content.drop_location(name)
         if name in ("training.steps", "training.minutes", "training.learning_rate"):
             content.drop_chosen_decay(name.removeprefix("training."), value)
@@ -209,18 +225,19 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
         if other_name is not None and content.has_location(other_name):
             content.drop_location(other_name)
             del content["training"][other_name.removeprefix("training.")]
-    *tables, last = name.split(".")
-    for table in tables:
-        inner = content.setdefault(table, {})
+    dots = next((table.count(".") + 1 for table in _TABLES_OF_VALUES if name.startswith(f"{table}.")), -1)
+    keys = name.split(".", dots)  # the user's keys may have dots
+    for number, table in enumerate(keys[:-1], 1):
+        tables, inner = ".".join(keys[:number]), content.setdefault(table, {})
+        if _INDEX.search(table) or (isinstance(inner, list) and any(isinstance(each, Mapping) for each in inner)):
+            raise _error_for_array(name, tables)
         if not isinstance(inner, dict):
-            raise TransduceError(f"`{name}` belongs to the table `{table}`, but `{table}` was set to {inner!r}.")
+            raise TransduceError(f"`{name}` belongs to the table `{tables}`, but `{tables}` was set to {inner!r}.")
         content = inner
-    if not isinstance(value, Mapping) or name in _TABLES_OF_VALUES:
-        content[last] = with_current_items(name, _plain(value))
-        return
-    content.setdefault(last, {})
-    for key, inner_value in value.items():
-        put_setting(content, f"{last}.{key}", inner_value)
+    if is_table:
+        content.setdefault(keys[-1], {})
+    else:
+        content[keys[-1]] = with_current_items(name, _plain(value))
 
 
 def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -281,8 +298,9 @@ def _parse_value(text: str) -> Any:
     Strings on the command line may therefore omit their quotes.
     """
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        (value,) = tomllib.loads(f"value = {text}").values()
+        return value
+    except ValueError:  # no TOML, or more lines of it
         return float(text) if re.fullmatch(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", text, re.ASCII | re.I) else text
 
 
@@ -448,6 +466,8 @@ def _unknown_key(path: tuple[str, ...], existing: Sequence[str], table: str) -> 
     former = {table + old.rpartition("*.")[2]: table + new.rpartition("*.")[2] for old, new in SETTINGS.items()}
     known = [*existing, *(old for old, new in former.items() if new in existing)]
     name = ".".join(path)
+    if name in existing:  # a key with dots
+        return f"`{name}` is quoted as one key, but its dots separate tables: write it without quotes."
     same_word = [other for other in known if other.split(".")[-1] == path[-1]]
     close_name = near_name(name, known, cutoff=0.5)
     near_word = near_name(path[-1], (other.split(".")[-1] for other in known))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from transduce.inference.parser import BalancedBrackets, BracketToken
 from transduce.search.beam import BeamOptions, BeamSearch
-from transduce.search.constraints import BalancedBrackets, BracketToken
 from transduce.search.greedy import GreedySearch, take_argmax
 from transduce.search.scorer import SequenceLimits, run_search
 from transduce.text.trees import build_tree, symbols_in
