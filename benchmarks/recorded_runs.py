@@ -1,10 +1,10 @@
-"""Record training runs from which `transduce train --forecast` predicts final scores.
+"""Record training runs from which `transduce train --estimate-score` predicts final scores.
 
     python benchmarks/recorded_runs.py --runs DIR               # trains what is missing in DIR: hours on one core
     python benchmarks/recorded_runs.py --runs DIR --collect     # writes the table that comes with the package
-    python benchmarks/recorded_runs.py --test                   # forecasts of the held-out runs of the table
+    python benchmarks/recorded_runs.py --test                   # estimates of the held-out runs of the table
 
-Corpora are read from $TRANSDUCE_DATA. Runs of a held-out corpus only test the forecast.
+Corpora are read from $TRANSDUCE_DATA. Runs of a held-out corpus only test the estimate.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from safetensors import safe_open
 
 import transduce
 from transduce.data.prepared import PreparedCorpus
-from transduce.training.forecast import (
+from transduce.training.run_estimate import (
     RECORDS,
     CurvePoint,
     RecordedRun,
     earlier_point,
-    forecast_score,
+    estimate_score,
     read_records,
 )
 
@@ -108,8 +108,8 @@ def record_of(folder: Path, corpus: str, *, held_out: bool) -> RecordedRun:
     )
 
 
-def test_forecasts(share: float) -> int:
-    """Print a forecast for each held-out run, from the validation nearest to a share of its steps; return the hits."""
+def test_estimates(share: float) -> int:
+    """Print an estimate for each held-out run, from the validation nearest to a share of its steps; return the hits."""
     hits = 0
     for run in read_records():
         if not run.held_out:
@@ -117,13 +117,13 @@ def test_forecasts(share: float) -> int:
         point = min(run.points[1:], key=lambda each: abs(each.step - share * run.steps))
         earlier = earlier_point(run.points, point.step)
         assert earlier is not None
-        found = forecast_score(earlier, point, run.steps)
+        found = estimate_score(earlier, point, run.steps)
         hit = found.low <= run.bleu <= found.high
         hits += hit
         result = "" if hit else ", missed"
         print(
             f"{run.corpus:12} step {point.step:5,} of {run.steps:5,}: BLEU {point.bleu:5.2f} so far, "
-            f"forecast {found.bleu:5.1f} ({found.low:.1f} to {found.high:.1f}), reached {run.bleu:.1f}{result}"
+            f"estimate {found.bleu:5.1f} ({found.low:.1f} to {found.high:.1f}), reached {run.bleu:.1f}{result}"
         )
     return hits
 
@@ -133,11 +133,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="folder of the runs, named CORPUS.STEPS")
     parser.add_argument("--collect", action="store_true", help="write the table from finished runs")
-    parser.add_argument("--test", action="store_true", help="forecast the held-out runs of the table")
+    parser.add_argument("--test", action="store_true", help="estimate the held-out runs of the table")
     parser.add_argument("--share", type=float, default=0.25, help="the share of a run that is probed (--test)")
     options = parser.parse_args()
     if options.test:
-        test_forecasts(options.share)
+        test_estimates(options.share)
         return 0
     wanted = [(name, steps, name in HELD_OUT) for name, (_, _, each) in (FITTED | HELD_OUT).items() for steps in each]
     if not options.collect:

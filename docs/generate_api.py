@@ -23,8 +23,8 @@ GROUPS = {
     "Train": [
         "train",
         "TrainResult",
-        "RunForecast",
-        "ScoreForecast",
+        "RunEstimate",
+        "ScoreEstimate",
         "Callback",
         "RunStart",
         "TrainEvent",

@@ -30,6 +30,7 @@ from transduce.tasks.run.run_folder import read_stored
 from transduce.tasks.settings.reading import make_settings, put_setting, read_settings, setting_names
 from transduce.tasks.settings.structs import CorpusSettings
 from transduce.text.glossary import Glossary, Term
+from transduce.training.callbacks import Callback
 
 ALTERNATIVE = Alternative("Hi", ("▁Hi",), (-0.5, -0.25), -0.75, ended=True)
 
@@ -69,6 +70,7 @@ def test_an_old_command_runs_the_new_one(old: str, new: str, capsys: pytest.Capt
         ("translate", ["models/a", "--out", "b"], "output", "b"),
         ("embed", ["models/a", "--out=b.npy"], "output", "b.npy"),
         ("train", ["--from", "b", "--out", "a"], "init_from", "b"),
+        ("train", ["--forecast", "--out", "a"], "estimate_score", True),
         ("train", ["--teacher", "b", "c", "--out", "a"], "distill_from", ["b", "c"]),
     ],
 )
@@ -278,7 +280,22 @@ def test_search_settings_have_the_new_name() -> None:
 
 
 def test_the_old_method_of_models_gives_the_result_of_the_new_one() -> None:
-    sizes = {"source_vocabulary_size": 4, "target_vocabulary_size": 4, "d_model": 4, "d_ff": 4, "num_heads": 1}
-    model = Transformer(ModelConfig(**sizes, num_encoder_layers=1, num_decoder_layers=1, output_scale=0.5))
+    model = Transformer(
+        ModelConfig(
+            source_vocabulary_size=4, target_vocabulary_size=4, d_model=4, d_ff=4, num_heads=1, output_scale=0.5
+        )
+    )
     with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
         assert model.finish(torch.ones(1, 4)).tolist() == [[0.5] * 4]
+
+
+def test_a_callback_with_the_old_method_gets_the_estimate() -> None:
+    class Keeper(Callback):
+        def on_forecast(self, event: object) -> None:
+            received.append(event)
+
+    received: list[object] = []
+    estimate: Any = object()
+    with pytest.warns(RenamedWarning, match="`on_forecast` is now `on_estimate`"):
+        Keeper().on_estimate(estimate)
+    assert received == [estimate]

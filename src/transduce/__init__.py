@@ -95,11 +95,11 @@ if TYPE_CHECKING:
         WandbTracker,
     )
     from transduce.training.events import TrainEvent, ValidationEvent
-    from transduce.training.forecast import RunForecast, ScoreForecast
     from transduce.training.loop import TrainResult
     from transduce.training.lora import LowRankSettings
     from transduce.training.lora import adapt as add_lora
     from transduce.training.lora import merge as merge_lora
+    from transduce.training.run_estimate import RunEstimate, ScoreEstimate
     from transduce.ui_language_choice import set_ui_language
 
 __all__ = [
@@ -161,11 +161,11 @@ __all__ = [
     "ResidualLayer",
     "RotaryScaling",
     "RunEnd",
-    "RunForecast",
+    "RunEstimate",
     "RunStart",
     "SamplingSettings",
     "Score",
-    "ScoreForecast",
+    "ScoreEstimate",
     "ScoreReport",
     "ScoredAttention",
     "SearchSettings",
@@ -325,7 +325,7 @@ _NAMES = {
         "WandbTracker",
     ),
     "training.events": ("TrainEvent", "ValidationEvent"),
-    "training.forecast": ("RunForecast", "ScoreForecast"),
+    "training.run_estimate": ("RunEstimate", "ScoreEstimate"),
     "training.loop": ("TrainResult",),
     "training.lora": ("LowRankSettings", "add_lora=adapt", "merge_lora=merge"),
     "ui_language_choice": ("set_ui_language",),

@@ -32,6 +32,7 @@ OPTIONS = {
     "--strict": "--batch-invariant",
     "--max-study-pieces": "--max-inspection-tokens",
     "--out": "--output",
+    "--forecast": "--estimate-score",
 }
 # `*` stands for every table of an array.
 SETTINGS = {
@@ -69,6 +70,8 @@ STORED_KEYS = {
 PUBLIC_NAMES = {
     "Doubt": "QualityWarning",
     "Memory": "Datastore",
+    "RunForecast": "RunEstimate",
+    "ScoreForecast": "ScoreEstimate",
     "look_again": "redecode",
     "remember": "build_datastore",
     "review": "estimate_quality",

@@ -501,7 +501,7 @@ def test_training_as_json(capsys: Capture, trained: Path, tmp_path: Path) -> Non
     assert (found["step"], found["reason"]) == (80, "finished")
     assert json.loads((tmp_path / "end.json").read_bytes()) == found
     assert main(["train", *options, "--dry-run", "--json", "-"]) == 2
-    assert "`--json` writes the forecast of a new run: leave --json out, or --resume." in capsys.readouterr().err
+    assert "`--json` writes the estimate of a new run: leave --json out, or --resume." in capsys.readouterr().err
 
 
 def test_demo_again_refuses_a_folder_that_is_no_run(capsys: Capture, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ENGLISH_ONLY = {"api.md", "design.md", "results.md", "settings.md"}
 OUTPUTS = {
     *("bert.md", "decoding.md", "deployment.md", "experiments.md", "exporting.md", "folders.md"),
     *(
-        "forecasting.md",
+        "run_estimates.md",
         "importing.md",
         "preparing.md",
         "reliability.md",

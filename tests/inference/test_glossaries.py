@@ -1,8 +1,10 @@
 """Test that translations contain glossary terms: of single texts, streams, long texts and portions of large files."""
 
+import itertools
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from transduce.errors import TransduceError
@@ -19,6 +21,8 @@ from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
+from transduce.model.build import build_encoder_decoder
+from transduce.search.constraints import Phrase
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase
 from transduce.text.vocabulary import Vocabulary
@@ -236,13 +240,42 @@ def test_terms_go_together_with_phrases_and_prefixes(translator: Translator) -> 
 
 def test_the_number_of_required_term_tokens_is_limited(translator: Translator) -> None:
     """The beam is as wide as the number of required tokens, so very many terms would use up all memory."""
-    glossary = Glossary(Term(chr(0x4E00 + number), ("fish tea milk",)) for number in range(200))
-    part = TextPart("".join(chr(0x4E00 + number) for number in range(200)), 0, 0, [5, 1])
-    found = {part.key: Translation(part.text, (empty_alternative(),))}
+    target = translator.tokenizer.target
+    tokens = map(target.token, range(target.size))
+    words = [token[1:] for token in tokens if token[0] == "▁" and token[1:].isascii() and len(token) > 3][:12]
+    targets = [*(tuple(words[start : start + 3]) for start in range(0, 12, 3)), *itertools.product(words, repeat=3)]
+    terms = {chr(0x4E00 + number): " ".join(each) for number, each in enumerate(dict.fromkeys(targets[:200]))}
     for search, most in ((SearchSettings(), MAX_TERM_TOKENS), (SearchSettings(max_length=12), 11)):
-        (again,) = parts_missing_terms([part], found, glossary, search, translator.tokenizer.target)
-        sizes = [min(map(len, phrase)) for phrase in again.phrases]
+        sizes = [min(map(len, phrase)) for phrase in required_phrases(translator, terms, search)]
         assert sum(sizes) <= most < sum(sizes) + max(sizes)
+
+
+def required_phrases(translator: Translator, terms: dict[str, str], search: SearchSettings) -> tuple[Phrase, ...]:
+    """Return the phrases that a second search for all terms requires in a translation without any."""
+    glossary, part = Glossary(Term(source, (target,)) for source, target in terms.items()), part_of("".join(terms))
+    found = {part.key: Translation(part.text, (empty_alternative(),))}
+    (again,) = parts_missing_terms([part], found, glossary, search, translator.tokenizer.target)
+    return again.phrases
+
+
+def part_of(text: str) -> TextPart:
+    return TextPart(text, 0, 0, [5, 1])
+
+
+def test_terms_that_share_tokens_are_required_together_if_they_fit_together(translator: Translator) -> None:
+    assert len(required_phrases(translator, {"鱼": "fish tea", "茶": "tea milk"}, SearchSettings(max_length=4))) == 2
+    assert len(required_phrases(translator, {"鱼": "fish tea", "茶": "tea milk"}, SearchSettings(max_length=3))) == 1
+    same = required_phrases(translator, {"鱼": "fish tea", "茶": "fish tea"}, SearchSettings(max_length=3))
+    assert len(set(same)) == 1
+
+
+def test_a_term_that_exceeds_the_learned_positions_is_left_out(translator: Translator) -> None:
+    config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=12)
+    limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer)
+    for search in (SearchSettings(), SearchSettings(max_length=30)):
+        plain = limited.translate(["我吃鱼"], search, prefix="we like the water")
+        glossary = {"鱼": "milk and the water"}
+        assert limited.translate(["我吃鱼"], search, prefix="we like the water", glossary=glossary) == plain
 
 
 def test_portions_of_a_file_are_translated_with_the_glossary(translator: Translator) -> None:

@@ -230,6 +230,17 @@ def test_unusable_phrases_are_refused(
         translator("我吃鱼。", search=search, phrases=phrases)
 
 
+def test_a_forced_first_token_counts_besides_the_phrases(translator: Translator) -> None:
+    target = translator.tokenizer.target
+    generate, length = GenerateSettings(forced_first_id=target.encode("she")[0]), len(target.encode("tea milk")) + 2
+    search = SearchSettings(max_length=length, generate=generate)
+    found = translator("我吃鱼。", search=search, phrases=["tea milk"])
+    assert found.alternatives[0].ended
+    assert found.text.endswith("tea milk")
+    with pytest.raises(TransduceError, match=f"at least {length} tokens, but it is {length - 1}"):
+        translator("我吃鱼。", search=msgspec.structs.replace(search, max_length=length - 1), phrases=["tea milk"])
+
+
 @pytest.mark.parametrize(("prefix", "phrases"), [("", ["the teacher", "teacher"]), ("the teacher", ["teacher"])])
 def test_phrases_that_share_tokens_fit_into_their_shortest_text(
     translator: Translator, prefix: str, phrases: list[str]

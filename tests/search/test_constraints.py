@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import time
 
 import pytest
@@ -131,28 +132,64 @@ def test_phrases_that_share_tokens_need_no_more_than_the_shortest_sequence(
     assert matcher.tokens_needed(matcher.start) == needed
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_the_tokens_needed_are_those_of_the_shortest_continuation(seed: int) -> None:
-    """A token that search tries always brings a hypothesis nearer to all phrases."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = [tuple(torch.randint(2, 5, (n,), generator=generator).tolist()) for n in (1, 2, 3, 3)]
-    matcher = PhraseMatcher(phrases(*drawn))
+TOKENS, OTHER = range(2, 7), 9
+
+
+def draw_matcher(generator: random.Random, *, whole_words: bool) -> PhraseMatcher:
+    """Draw phrases, and tokens that continue words; with `whole_words`, no phrase begins with one of these."""
+    tokens = generator.sample(TOKENS, generator.randint(3, 5))
+    continuing = frozenset(token for token in tokens[:-1] if generator.random() < generator.choice((0.0, 0.4)))
+    firsts = [token for token in tokens if not whole_words or token not in continuing]
+    spellings = [
+        (generator.choice(firsts), *generator.choices(tokens, k=generator.randint(0, 3)))
+        for _ in range(generator.randint(1, 9))
+    ]
+    drawn = [tuple(spellings[start : start + 2]) for start in range(0, len(spellings), generator.choice((1, 2)))]
+    within = frozenset(token for token in tokens if generator.random() < 0.7)
+    return PhraseMatcher(drawn[:5], WordContinuations(continuing, within))
+
+
+@pytest.mark.parametrize("whole_words", [True, False])
+@pytest.mark.parametrize("seed", range(80))
+def test_the_tokens_needed_are_those_of_the_shortest_continuation(seed: int, *, whole_words: bool) -> None:
+    """If phrases are whole words, a token that search tries brings a hypothesis nearer to all phrases."""
+    generator = random.Random(seed)
+    matcher = draw_matcher(generator, whole_words=whole_words)
     progress = matcher.start
-    for token in torch.randint(2, 5, (8,), generator=generator).tolist():
+    for _ in range(6):
         needed = matcher.tokens_needed(progress)
         assert needed == shortest_continuation(matcher, progress)
         following = [matcher.next(progress, each) for each in matcher.next_tokens(progress)]
-        assert not needed or min(map(matcher.tokens_needed, following)) == needed - 1
-        progress = matcher.next(progress, token)
+        assert not whole_words or not needed or min(map(matcher.tokens_needed, following)) == needed - 1
+        progress = matcher.next(progress, generator.choice(TOKENS))
 
 
 def shortest_continuation(matcher: PhraseMatcher, progress: PhraseProgress) -> int:
     """Return the number of tokens after which a breadth-first search first contains all phrases."""
-    reached, length = {progress}, 0
-    while all(each.unmet for each in reached):
-        reached = {matcher.next(each, token) for each in reached for token in range(2, 5)}
+    seen, newest, length = {progress}, {progress}, 0
+    while all(each.unmet for each in newest):
+        newest = {matcher.next(each, token) for each in newest for token in (*TOKENS, OTHER)} - seen
+        seen |= newest
         length += 1
     return length
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_too_many_phrases_for_an_exact_search_are_written_in_no_more_tokens_than_counted(seed: int) -> None:
+    generator = random.Random(seed)
+    matcher = PhraseMatcher(phrases(*(tuple(generator.choices(range(2, 8), k=3)) for _ in range(20))))
+    progress = matcher.start
+    needed = matcher.tokens_needed(progress)
+    assert needed < matcher.missing(progress)
+    while progress.unmet:
+        if generator.random() < 0.2:
+            progress = matcher.next(progress, generator.choice(TOKENS))
+            needed = matcher.tokens_needed(progress)
+            continue
+        following = [matcher.next(progress, each) for each in matcher.next_tokens(progress)]
+        progress = min(following, key=matcher.tokens_needed)
+        assert matcher.tokens_needed(progress) < needed
+        needed = matcher.tokens_needed(progress)
 
 
 def test_tokens_are_shared_only_where_words_end() -> None:
@@ -167,7 +204,7 @@ def test_many_phrases_that_share_tokens_are_counted_in_little_time() -> None:
     spellings = [(number, number + 1) for number in range(2, 32)]
     started = time.perf_counter()
     matcher = PhraseMatcher(phrases(*spellings))
-    assert 31 <= matcher.tokens_needed(matcher.start) < matcher.missing(matcher.start)
+    assert matcher.tokens_needed(matcher.start) == 31
     assert time.perf_counter() - started < 5.0
 
 

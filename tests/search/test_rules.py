@@ -148,13 +148,16 @@ def test_penalties_of_repeated_tokens() -> None:
     assert ruled.tolist() == [[[-4.0, -6.75, -4.0, -1.0, 0.0, 1.0, 2.0, 0.5, 4.0]]]
 
 
-@pytest.mark.parametrize("others", [[], [[2, 7]]])
-def test_a_sentence_without_tokens_before_its_output_pays_only_for_the_output(others: list[list[int]]) -> None:
+@pytest.mark.parametrize("written", [[], [5], [0]], ids=str)
+@pytest.mark.parametrize("others", [[], [[2, 7]], [[0]]], ids=str)
+def test_a_sentence_without_tokens_before_its_output_pays_only_for_the_output(
+    others: list[list[int]], written: list[int]
+) -> None:
     before = [[], *others]
-    rule = RepetitionPenalty(before, repetition=2.0)
-    count = len(before)
-    ruled = rule.apply(torch.full((count, 1, 9), 4.0), torch.full((count, 1, 1), 5), torch.arange(count))
-    assert ruled[0, 0, 1:].tolist() == [4.0, 4.0, 4.0, 4.0, 2.0, 4.0, 4.0, 4.0]
+    rule, tokens = RepetitionPenalty(before, repetition=2.0), torch.tensor([[written]] * len(before)).long()
+    ruled = rule.apply(torch.full((len(before), 1, 9), 4.0), tokens, torch.arange(len(before)))
+    for row, ids in zip(ruled[:, 0].tolist(), before, strict=True):
+        assert row == [2.0 if id in (*ids, *written) else 4.0 for id in range(9)]
 
 
 class Wrapper:

@@ -5,6 +5,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _choices_only(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the forecast of dry runs, whose steps would compile kernels, except in the tests of forecasts."""
-    if not request.module.__name__.endswith("test_forecast"):
-        monkeypatch.setattr("transduce.tasks.run.run._forecast", lambda *_: None)
+    """Skip the estimate of dry runs, whose steps would compile kernels, except in the tests of estimates."""
+    if not request.module.__name__.endswith("test_run_estimate"):
+        monkeypatch.setattr("transduce.tasks.run.run._estimate", lambda *_: None)

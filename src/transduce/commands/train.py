@@ -46,7 +46,7 @@ from transduce.ui_language import localized
 if TYPE_CHECKING:
     from transduce.inference.datastore import Datastore
     from transduce.tasks.run.run import RunRequest
-    from transduce.training.forecast import RunForecast
+    from transduce.training.run_estimate import RunEstimate
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +57,14 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--dry-run",
         action="store_true",
-        help="print all choices with their reasons and a forecast of time and memory, and do not train",
+        help="print all choices with their reasons and an estimate of time and memory, and do not train",
     )
-    add("--forecast", action="store_true", help="like --dry-run, and forecast the final dev score from early steps")
-    add_json(add, "the result, or the forecast,")
+    add(
+        "--estimate-score",
+        action="store_true",
+        help="like --dry-run, and estimate the final dev score from early steps",
+    )
+    add_json(add, "the result, or the estimate,")
     add(
         "--track",
         nargs="+",
@@ -109,41 +113,41 @@ _ASSIGNMENT = re.compile(r"[a-z_]+=")
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Train a model, or only print a forecast of the run (--dry-run, --forecast), and return an exit code.
+    """Train a model, or only print an estimate of the run (--dry-run, --estimate-score), and return an exit code.
 
     Returns:
         0; 130 or 143 if Ctrl-C or SIGTERM ended the run after it was saved.
     """
     from transduce.tasks.train import train_in_stages
 
-    is_dry = options.dry_run or options.forecast
+    is_dry = options.dry_run or options.estimate_score
     if options.json is not None and is_dry and options.resume:
-        raise TransduceError("`--json` writes the forecast of a new run: leave --json out, or --resume.")
+        raise TransduceError("`--json` writes the estimate of a new run: leave --json out, or --resume.")
     check_folder(options.out)
     sides = (options.source, options.target, options.dev_source, options.dev_target)
     check_writable(
         report=options.json, inputs=[options.settings, options.init_from, *(options.distill_from or ()), *sides]
     )
     request = run_request(options, Path(options.out), resume=options.resume, dry_run=is_dry)
-    keeper = _ForecastKeeper()
+    keeper = _EstimateKeeper()
     callbacks = (keeper,) if is_dry else tuple(TRACKERS[name]() for name in options.track)
-    request = msgspec.structs.replace(request, forecast=options.forecast, callbacks=callbacks)
+    request = msgspec.structs.replace(request, estimate_score=options.estimate_score, callbacks=callbacks)
     result = train_in_stages(request)
-    report = keeper.forecast if is_dry else result
+    report = keeper.estimate if is_dry else result
     if options.json is not None and report is not None and launched_ranks().rank == 0:
         write_json_report(report, options.json)
     return {"SIGINT": 130, "SIGTERM": 143}.get(result.reason, 0) if result is not None else 0
 
 
-class _ForecastKeeper(Callback):
-    """A callback that stores the forecast of a run's time and memory, which a dry run writes as JSON."""
+class _EstimateKeeper(Callback):
+    """A callback that stores the estimate of a run's time and memory, which a dry run writes as JSON."""
 
-    forecast: "RunForecast | None" = None
-    """The forecast of the run; None until it is made."""
+    estimate: "RunEstimate | None" = None
+    """The estimate of the run; None until it is made."""
 
     @override
-    def on_forecast(self, event: "RunForecast") -> None:
-        self.forecast = event
+    def on_estimate(self, event: "RunEstimate") -> None:
+        self.estimate = event
 
 
 def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False, dry_run: bool = False) -> "RunRequest":
@@ -153,7 +157,7 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
         options: the options of `add_run`: settings, texts, model, device.
         out: the run's folder.
         resume: continue from the newest checkpoint.
-        dry_run: only choose settings and forecast.
+        dry_run: only choose settings and estimate.
 
     Raises:
         TransduceError: options contradict each other, or a setting is invalid.

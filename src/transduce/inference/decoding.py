@@ -157,18 +157,18 @@ def start_search(
     if datastore is not None:
         assert isinstance(scorer, EncoderDecoderScorer)
         scorer = RetrievalScorer(scorer, datastore.retriever_for(models[0], batch.source_ids))
-    if vocabulary.forced:
-        batch = batch._replace(prefixes=[[*vocabulary.forced, *prefix] for prefix in batch.prefixes])
-    elif search.generate is not None and (first := search.generate.forced_first_id) is not None:
-        batch = batch._replace(prefixes=[[first, *prefix] if prefix else prefix for prefix in batch.prefixes])
+    first_tokens = _first_tokens(search, vocabulary, batch.prefixes)
+    # A first token that `generate` forces has probability 1 by a rule of its own, unless a prefix follows it.
+    with_prefixes = zip(first_tokens, batch.prefixes, strict=True)
+    batch = batch._replace(prefixes=[tokens if prefix or vocabulary.forced else [] for tokens, prefix in with_prefixes])
     max_positions, histories = max_model_positions(models), batch.histories or [History()] * len(batch.source_ids)
     words = word_continuations(vocabulary) if any(batch.phrases) else None
     max_lengths = [
         _max_length(
-            search, len(source) - len(history.source), prefix, phrases, max_positions - len(history.target), words
+            search, len(source) - len(history.source), tokens, phrases, max_positions - len(history.target), words
         )
-        for source, history, prefix, phrases in zip(
-            batch.source_ids, histories, batch.prefixes, batch.phrases, strict=True
+        for source, history, tokens, phrases in zip(
+            batch.source_ids, histories, first_tokens, batch.phrases, strict=True
         )
     ]
     before, starts = [[config.start_id]] * len(max_lengths), [len(history.target) for history in histories]
@@ -291,6 +291,42 @@ def min_tokens(phrase: Phrase) -> int:
 
 def _least_tokens(phrases: Sequence[Phrase]) -> int:
     return sum(map(min_tokens, set(phrases)))
+
+
+def _first_tokens(
+    search: SearchSettings, vocabulary: Vocabulary, prefixes: Sequence[Sequence[int]]
+) -> list[Sequence[int]]:
+    """Return each sentence's prefix after the tokens that the vocabulary or `generate` forces before it."""
+    forced: Sequence[int] = vocabulary.forced
+    if not forced and search.generate is not None and search.generate.forced_first_id is not None:
+        forced = [search.generate.forced_first_id]
+    return [[*forced, *prefix] for prefix in prefixes]
+
+
+def can_contain(
+    phrases: Sequence[Phrase],
+    source_ids: Sequence[int],
+    prefix: Sequence[int],
+    search: SearchSettings,
+    vocabulary: Vocabulary,
+    max_positions: int,
+) -> bool:
+    """Return whether a translation can contain phrases, which may have up to 64 tokens, within its maximum length.
+
+    Args:
+        phrases: the phrases, at least one.
+        source_ids: the token ids of the source sentence.
+        prefix: the target token ids that the translation starts with.
+        search: the search settings.
+        vocabulary: the target vocabulary.
+        max_positions: the maximum number of target tokens that the model supports.
+    """
+    (tokens,), words = _first_tokens(search, vocabulary, [prefix]), word_continuations(vocabulary)
+    try:
+        _max_length(search, len(source_ids), tokens, phrases, max_positions, words)
+    except TransduceError:
+        return False
+    return _least_tokens(phrases) <= MAX_TERM_TOKENS
 
 
 def _max_length(

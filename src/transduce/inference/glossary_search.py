@@ -6,7 +6,7 @@ If insertion and search would corrupt a translation, it stays without the term.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,9 +15,9 @@ import msgspec
 from transduce.argument_checks import as_path, as_phrases
 from transduce.errors import TransduceError, shown_value
 from transduce.inference.batching import TextPart
-from transduce.inference.decoding import MAX_TERM_TOKENS, check_phrases, min_tokens, tokenize_phrase
+from transduce.inference.decoding import MAX_TERM_TOKENS, can_contain, check_phrases, min_tokens, tokenize_phrase
 from transduce.inference.quality_estimation import has_new_faults
-from transduce.inference.scoring import as_translation
+from transduce.inference.scoring import MAX_TOKENS, as_translation
 from transduce.inference.spans import score_pairs
 from transduce.inference.substitution import TermModel, insert_terms, is_allowed
 from transduce.inference.translation import Translation
@@ -143,11 +143,12 @@ def parts_missing_terms(
     glossary: Glossary,
     search: SearchSettings,
     vocabulary: Vocabulary,
+    max_positions: int = MAX_TOKENS,
 ) -> list[TextPart]:
     """Return a list of the parts (sentences) to search again, with their glossary terms as further required phrases.
 
     A part is searched again if each alternative of its translation lacks a term. If a part has many terms, only the
-    first are required: those that fit into 64 tokens and into `max_length`.
+    first are required: those that fit into 64 tokens and into the maximum length.
 
     Args:
         parts: parts of sentences.
@@ -155,16 +156,19 @@ def parts_missing_terms(
         glossary: the glossary, already checked.
         search: the search settings of the second search.
         vocabulary: the target vocabulary.
+        max_positions: the maximum number of target tokens that the model supports.
     """
     tokenized, again = check_glossary(glossary, search, vocabulary), []
     for part in parts:
         translation = translations.get(part.key)
         if translation is not None and all(glossary.missing(part.text, each.text) for each in translation.alternatives):
-            phrases = (*part.phrases, *(tokenized[term.source] for term in glossary.find(part.text)))
-            max_tokens = MAX_TERM_TOKENS if search.max_length is None else search.max_length - len(part.prefix) - 1
-            again.append(
-                part._replace(phrases=_limit_phrases(phrases, len(part.phrases), min(max_tokens, MAX_TERM_TOKENS)))
-            )
+            phrases, positions = part.phrases, max_positions - len(part.history.target)
+            for term in glossary.find(part.text):
+                more = (*phrases, tokenized[term.source])
+                if not can_contain(more, part.ids, part.prefix, search, vocabulary, positions):
+                    break
+                phrases = more
+            again.append(part._replace(phrases=phrases))
     return again
 
 
@@ -183,19 +187,6 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
             result: Translation = msgspec.structs.replace(translation, alternatives=best)
             return result
     return former
-
-
-def _limit_phrases(phrases: Sequence[Phrase], num_required: int, max_tokens: int) -> tuple[Phrase, ...]:
-    """Return a tuple of the first `num_required` phrases, and of those after them that fit into `max_tokens` tokens.
-
-    The limit applies to the shortest spellings of all phrases so far, including the required ones.
-    """
-    totals = accumulate(map(min_tokens, phrases))
-    return tuple(
-        phrase
-        for index, (phrase, total) in enumerate(zip(phrases, totals, strict=True))
-        if index < num_required or total <= max_tokens
-    )
 
 
 def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
@@ -367,7 +358,7 @@ def translate_with_terms(
     """
     current = {part.key: translations[part.key] for part in parts if part.key in translations}
     current |= insert_terms(parts, current, glossary, search, model)
-    second = search_again(parts_missing_terms(parts, current, glossary, search, model.vocabulary))
+    second = search_again(parts_missing_terms(parts, current, glossary, search, model.vocabulary, model.max_tokens))
     acceptable = {
         key: _without_faults(current[key].text, _with_final_mark(translation, current[key].text), glossary)
         for key, translation in second.items()

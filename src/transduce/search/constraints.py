@@ -7,8 +7,8 @@ equally many tokens.
 Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -23,8 +23,8 @@ from transduce.search.selection import (
     score_candidates,
 )
 
-# Maximum number of alternatives of phrases that share tokens, for which the shortest sequence with all is searched.
-_MAX_OVERLAPPING = 10
+# Maximum number of spellings that are tried, over a whole search, to find the shortest sequences with all phrases.
+_MAX_TRIALS = 5_000
 
 Phrase = tuple[tuple[int, ...], ...]
 """A phrase that a translation must contain: a tuple of alternative token sequences, any one of which suffices."""
@@ -55,6 +55,13 @@ class PhraseProgress(NamedTuple):
     """
 
 
+class _Bounds(NamedTuple):
+    """A lower and an upper bound of the number of tokens that a hypothesis needs to contain all required phrases."""
+
+    least: int
+    most: int
+
+
 class PhraseMatcher:
     """A matcher that follows, token by token, how much of its sentence's required phrases a hypothesis contains."""
 
@@ -66,15 +73,17 @@ class PhraseMatcher:
         self._missing: dict[PhraseProgress, int] = {}
         # Each state once: a tail may be long, and many steps lead to it.
         self._known: dict[PhraseProgress, PhraseProgress] = {}
+        self._bounds: dict[PhraseProgress, _Bounds] = {}
+        self._beginnings: dict[PhraseProgress, list[tuple[int, tuple[int, ...], int]]] = {}
+        self._trials_left = _MAX_TRIALS
         self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
-        self._needed: dict[PhraseProgress, int] = {}
-        self._least_tokens: dict[tuple[frozenset[int], tuple[int, ...]], int] = {}
         self._owners: dict[tuple[int, ...], set[int]] = {}
         for number, spelling in self._spellings(self.start.unmet):
             self._owners.setdefault(spelling, set()).add(number)
-        self._contained = {spelling: self._find_contained(spelling) for spelling in self._borders}
+        # The fewest tokens of each phrase, with one before it if it would continue another phrase's last word.
+        self._lengths = [min(len(each) + self._continues(each[0]) for each in phrase) for phrase in self.phrases]
         self._shared = self._count_shared_tokens()
-        self._overlapping = self._find_overlapping_phrases()
+        self._containing = self._find_containing_phrases()
 
     def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
         """Return the `PhraseProgress` of a hypothesis after `token` is appended; `progress` is the one before."""
@@ -114,50 +123,94 @@ class PhraseMatcher:
 
         Search tries these tokens besides the most probable ones.
         """
-        spellings = [spelling for _, spelling in self._spellings(progress.unmet)]
-        begun = {spelling[len(progress.tail)] for spelling in spellings if _is_proper_prefix(spelling, progress.tail)}
-        for _, spelling in self._spellings(progress.unmet & self._overlapping):
-            begun |= {spelling[length] for length in self._begun_lengths(spelling, progress.tail)}
-        return begun | {spelling[0] for spelling in spellings}
+        return {spelling[length] for _, spelling, length in self._find_beginnings(progress)}
 
     def tokens_needed(self, progress: PhraseProgress) -> int:
         """Return the minimum number of tokens after which a hypothesis with this progress contains all phrases.
 
-        It is less than `missing` if phrases can share tokens: 1 2 and 2 3 need three tokens. Only the first phrases
-        that overlap count in this way, up to `_MAX_OVERLAPPING` alternatives, because the time doubles with each.
+        It is less than `missing` if phrases can share tokens: 1 2 and 2 3 need three tokens. It is greater if a phrase
+        would continue the last word of another one, because a token must separate them. For many phrases that can share
+        tokens, the result may exceed the minimum; so many tokens always suffice.
         """
-        lacking = progress.unmet & self._overlapping
-        if not lacking:
-            return self.missing(progress)
-        cached = self._needed.get(progress)
-        if cached is None:
-            others = progress._replace(unmet=progress.unmet - lacking)
-            needed = [self.missing(others) + self._least(lacking, ())]
-            apart = self.missing(others._replace(tail=()))
-            for number, spelling in self._spellings(lacking):
-                for length in self._begun_lengths(spelling, progress.tail):
-                    continues = spelling[length] in self.continuations.continuing
-                    left = lacking | (progress.closing & self._overlapping if continues else frozenset())
-                    rest = self._least(left - {number} - self._contained[spelling], spelling)
-                    needed.append(apart + len(spelling) - length + rest)
-            cached = self._needed[progress] = min(needed)
-        return cached
+        bounds = self._find_bounds(progress)
+        if bounds.least < bounds.most and self._trials_left > 0:
+            self._search_shortest(progress)
+        return self._bounds[progress].most
 
-    def _least(self, lacking: frozenset[int], last: tuple[int, ...]) -> int:
-        """Return the minimum number of tokens that contain all phrases in `lacking`, after the spelling `last`.
+    def _search_shortest(self, start: PhraseProgress) -> None:
+        """Search the shortest continuation that contains all phrases, and store the bounds of all states on its path.
 
-        The spellings follow one another and share as many tokens as they can, as in a shortest common superstring.
+        In this A* search (Hart, Nilsson and Raphael 1968), each edge completes one spelling. It stops without a proof
+        that no continuation is shorter when `_MAX_TRIALS` spellings have been tried.
         """
-        if not lacking:
-            return 0
-        cached = self._least_tokens.get((lacking, last))
+        least, most = self._find_bounds(start)
+        paths, shortest = {start: [start]}, (most, [start])
+        frontier = [(least, most, 0, start)]  # bounds of the whole continuation, and the number of the entry
+        while frontier and frontier[0][0] < shortest[0] and self._trials_left > 0:
+            progress = heapq.heappop(frontier)[-1]
+            for path in self._extend(paths[progress]):
+                self._trials_left -= 1
+                reached, length = path[-1], len(path) - 1
+                if reached not in paths or length < len(paths[reached]) - 1:
+                    paths[reached] = path
+                    least, most = (length + bound for bound in self._find_bounds(reached))
+                    shortest = min(shortest, (most, path), key=lambda pair: pair[0])
+                    heapq.heappush(frontier, (least, most, len(paths), reached))
+        total, path = shortest
+        is_exact = not frontier or frontier[0][0] >= total
+        for length, progress in enumerate(path):
+            least, most = self._find_bounds(progress)
+            most = min(most, total - length)
+            self._bounds[progress] = _Bounds(most if is_exact else least, most)
+
+    def _extend(self, path: list[PhraseProgress]) -> Iterator[list[PhraseProgress]]:
+        """Yield the continuations of a path, a list of states, by the rest of each missing phrase's spellings."""
+        for _, spelling, length in self._find_beginnings(path[-1]):
+            starts = [path]
+            if not length and path[-1].closing and self._continues(spelling[0]):
+                # A token that continues neither a word nor a phrase comes before it.
+                starts.append([*path, PhraseProgress(path[-1].unmet, ())])
+            for start in starts:
+                extended = list(start)
+                for token in spelling[length:]:
+                    extended.append(self.next(extended[-1], token))
+                yield extended
+
+    def _find_bounds(self, progress: PhraseProgress) -> _Bounds:
+        """Return a lower and an upper bound of the number of tokens that a hypothesis needs to contain all phrases.
+
+        For the lower bound, each phrase shares as many tokens as it can with another one or with the hypothesis. For
+        the upper bound, the phrases follow one another, and the first one may have begun.
+        """
+        cached = self._bounds.get(progress)
+        if cached is not None:
+            return cached
+        possible, least, beginnings = progress.unmet | progress.closing, 0, self._find_beginnings(progress)
+        shared = dict[tuple[int, tuple[int, ...]], int]()
+        for number, spelling, length in beginnings:
+            others = (count for other, count in self._shared[spelling] if other in possible and other != number)
+            shared[number, spelling] = max(shared.get((number, spelling), 0), length, *others, 0)
+        for number in progress.unmet:
+            if self._containing[number].isdisjoint(possible):
+                least += min(len(each) - shared[number, each] for each in self.phrases[number])
+        reopened = sum(self._lengths[number] for number in progress.closing)
+        saved = [
+            self._lengths[number] - (len(each) - length) - (reopened if self._continues(each[length]) else 0)
+            for number, each, length in beginnings
+        ]
+        most = sum(self._lengths[number] for number in progress.unmet) - max([0, *saved])
+        bounds = self._bounds[progress] = _Bounds(least, most)
+        return bounds
+
+    def _find_beginnings(self, progress: PhraseProgress) -> list[tuple[int, tuple[int, ...], int]]:
+        """Return the missing phrases' indices and spellings, with each number of tokens that may be written already."""
+        cached = self._beginnings.get(progress)
         if cached is None:
-            cached = self._least_tokens[lacking, last] = min(
-                len(spelling)
-                - self._shared.get((last, spelling), 0)
-                + self._least(lacking - {number} - self._contained[spelling], spelling)
-                for number, spelling in self._spellings(lacking)
-            )
+            cached = self._beginnings[progress] = [
+                (number, spelling, length)
+                for number, spelling in self._spellings(progress.unmet)
+                for length in (0, *self._begun_lengths(spelling, progress.tail))
+            ]
         return cached
 
     def _begun_lengths(self, spelling: tuple[int, ...], read: tuple[int, ...]) -> Iterator[int]:
@@ -167,43 +220,39 @@ class PhraseMatcher:
             yield length
             length = self._borders[spelling][length - 1]
 
-    def _count_shared_tokens(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], int]:
-        """Return a dict from pairs of spellings to the maximum number of last tokens of one that can begin the other.
+    def _count_shared_tokens(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+        """Return for each spelling the phrases whose last tokens can begin it, with the maximum number of such tokens.
 
-        Pairs without such tokens are left out. Spellings are looked up by their beginnings, since pairs may be many.
+        Spellings are looked up by their beginnings, since pairs may be many.
         """
         with_beginning: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for spelling in self._borders:
             for length in range(1, len(spelling)):
                 with_beginning.setdefault(spelling[:length], []).append(spelling)
-        shared: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-        for first in self._borders:
-            for length in range(len(first), 0, -1):
+        shared: dict[tuple[int, ...], list[tuple[int, int]]] = {spelling: [] for spelling in self._borders}
+        for first, owners in self._owners.items():
+            for length in range(1, len(first) + 1):
                 for second in with_beginning.get(first[-length:], ()):
                     if not self._is_one_word(first[-1], second[length]):
-                        shared.setdefault((first, second), length)
+                        shared[second] += [(number, length) for number in owners]
         return shared
 
-    def _find_contained(self, spelling: tuple[int, ...]) -> frozenset[int]:
-        """Return the indices of the phrases that a hypothesis contains when it has written a spelling."""
-        return frozenset(
-            number
-            for end in range(1, len(spelling) + 1)
-            if end == len(spelling) or not self._is_one_word(spelling[end - 1], spelling[end])
-            for start in range(end)
-            for number in self._owners.get(spelling[start:end], ())
-        )
+    def _find_containing_phrases(self) -> list[set[int]]:
+        """Return for each phrase the indices of the others of which a spelling contains it."""
+        containing: list[set[int]] = [set() for _ in self.phrases]
+        for spelling, owners in self._owners.items():
+            for end in range(1, len(spelling) + 1):
+                if end == len(spelling) or not self._is_one_word(spelling[end - 1], spelling[end]):
+                    for start in range(end):
+                        for number in self._owners.get(spelling[start:end], ()):
+                            containing[number] |= owners - {number}
+        return containing
+
+    def _continues(self, token: int) -> bool:
+        return token in self.continuations.continuing
 
     def _is_one_word(self, token: int, following: int) -> bool:
-        return token in self.continuations.within and following in self.continuations.continuing
-
-    def _find_overlapping_phrases(self) -> frozenset[int]:
-        """Return the indices of phrases that can share tokens with other phrases, within `_MAX_OVERLAPPING`."""
-        sharing = [(n, other) for one, two in self._shared for n in self._owners[one] for other in self._owners[two]]
-        sharing += [(n, other) for one, inner in self._contained.items() for n in self._owners[one] for other in inner]
-        overlapping = {number for pair in sharing if pair[0] != pair[1] for number in pair}
-        sizes = accumulate(len(self.phrases[number]) for number in sorted(overlapping))
-        return frozenset(n for n, size in zip(sorted(overlapping), sizes, strict=True) if size <= _MAX_OVERLAPPING)
+        return token in self.continuations.within and self._continues(following)
 
     def _spellings(self, numbers: frozenset[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
         return ((number, spelling) for number in sorted(numbers) for spelling in self.phrases[number])

@@ -129,7 +129,7 @@ class RepetitionPenalty(Rule):
 
         Args:
             before: the tokens before each input sentence's output: those of the prompt, or the decoder's start symbol.
-                Only `repetition` applies to them. Among others, a sentence without any gets token 0, mostly padding.
+                Only `repetition` applies to them.
             repetition: multiplies negative scores and divides others (Keskar et al. 2019).
             frequency: subtracted for each occurrence of a token in the output.
             presence: subtracted once for each token in the output.
@@ -152,14 +152,16 @@ class RepetitionPenalty(Rule):
         logits = logits if offset is None else logits + offset
         if self.repetition != 1.0:
             before = [self.before[index] for index in sentence_indices.tolist()]
-            max_length = max(map(len, before), default=0)
-            # A short row repeats its first token, which the assignment below changes only once.
-            padded = [[*ids, *(ids[:1] or [0]) * (max_length - len(ids))] for ids in before]
+            max_length = max([1, *map(len, before)])
+            padded = [[*ids, *[-1] * (max_length - len(ids))] for ids in before]
             ids = torch.tensor(padded, device=tokens.device, dtype=torch.int64).view(len(before), 1, max_length)
             seen = torch.cat([ids.expand(-1, tokens.shape[1], -1), tokens], dim=-1)  # (B, W, max_length + t)
+            # Padding repeats one of the hypothesis's tokens, which the assignment below changes only once; -1: none.
+            repeated = seen.amax(dim=-1, keepdim=True)
+            seen = torch.where(seen < 0, repeated, seen).clamp(min=0)
             values = logits.gather(-1, seen)
             penalized = torch.where(values < 0.0, values * self.repetition, values / self.repetition)
-            logits.scatter_(-1, seen, penalized)
+            logits.scatter_(-1, seen, torch.where(repeated < 0, values, penalized))
         if self.presence:
             logits.scatter_(-1, tokens, logits.gather(-1, tokens) - self.presence)
         if self.frequency:

@@ -180,7 +180,7 @@ def _refuse_to_skip_stage(request: RunRequest) -> None:
 # --- transduce.train ---
 
 
-@renamed_arguments(start_from="init_from", teacher="distill_from")
+@renamed_arguments(start_from="init_from", teacher="distill_from", forecast="estimate_score")
 @explain_wrong_types
 def train(  # noqa: PLR0913  (the command's own options)
     settings_file: str | Path | None = None,
@@ -214,7 +214,7 @@ def train(  # noqa: PLR0913  (the command's own options)
     callbacks: Sequence[Callback] = (),
     resume: bool = False,
     dry_run: bool = False,
-    forecast: bool = False,
+    estimate_score: bool = False,
     device: str = "auto",
     threads: int | None = None,
     precision: str = "auto",
@@ -257,8 +257,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings: any settings by their dotted names: ``{"training.seed": 2}``.
         callbacks: objects that follow the run and may stop it, such as `WandbTracker()` (docs/folders.md).
         resume: resume from the newest checkpoint in `out`.
-        dry_run: print all choices, and a forecast of the time and the memory, without training.
-        forecast: like `dry_run`, and forecast the final score on the dev set of a translation.
+        dry_run: print all choices, and an estimate of the time and the memory, without training.
+        estimate_score: like `dry_run`, and estimate the final score on the dev set of a translation.
         device: "cpu", "cuda", or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
         precision: "fp32", "bf16", or "auto": bf16 if the hardware multiplies it faster.
@@ -286,8 +286,8 @@ def train(  # noqa: PLR0913  (the command's own options)
         settings=content,
         out=as_path(out, "`out`"),
         resume=resume,
-        dry_run=dry_run or forecast,
-        forecast=forecast,
+        dry_run=dry_run or estimate_score,
+        estimate_score=estimate_score,
         device=device,
         threads=threads,
         callbacks=_checked_callbacks(callbacks),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError, explain_wrong_types, import_extra
 from transduce.training.events import TrainEvent, ValidationEvent, event_numbers
 from transduce.ui_language import localized
 
 if TYPE_CHECKING:  # it needs the training loop, which needs this module
-    from transduce.training.forecast import RunForecast
+    from transduce.training.run_estimate import RunEstimate
 
 # --- callbacks ---
 
@@ -64,8 +65,11 @@ class Callback:
     def on_start(self, event: RunStart) -> bool | None:
         """Receive the event at the start of a run, before its first step; return True to stop the run."""
 
-    def on_forecast(self, event: "RunForecast") -> None:
-        """Receive the forecast of a run after its first steps, or of a dry run, which calls no other method."""
+    def on_estimate(self, event: "RunEstimate") -> None:
+        """Receive the estimate of a run after its first steps, or of a dry run, which calls no other method."""
+        if (old_method := getattr(self, "on_forecast", None)) is not None:
+            warn_renamed("on_forecast", "on_estimate")
+            old_method(event)
 
     def on_report(self, event: TrainEvent) -> bool | None:
         """Receive a report on the last steps, every `training.report_every` steps; return True to stop the run."""

@@ -41,7 +41,7 @@ class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
 
 
 class Durations(msgspec.Struct, frozen=True, kw_only=True):
-    """The durations in seconds of the phases of a run, which a probe measured or a forecast assumes."""
+    """The durations in seconds of the phases of a run, which a probe measured or an estimate assumes."""
 
     first_step: float
     """The seconds of the gradients of the largest batches, which are tried first, and of the first step. Both compile

@@ -387,7 +387,7 @@ class Trainer:
             if micro_seconds * accumulate * (1 + _MIN_PROBED) <= limit / 2:  # the other half is for validations
                 return None
         self.display.say(
-            f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the forecast times single "
+            f"A step takes about {format_duration(micro_seconds * accumulate)} here, so the dry run times single "
             f"micro-batches ({accumulate} to a step) and estimates the time of a validation."
         )
         self.settings = msgspec.structs.replace(self.settings, accumulate=1)

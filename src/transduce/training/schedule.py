@@ -70,7 +70,7 @@ _DECISIONS = 50  # maximum number of decisions, evenly spread over the time
 _RECENT_SHARE = 0.05  # the steps in this latest part of the time determine the current speed
 # Validations: their maximum number, the minimum of steps between them, and the maximum of their time.
 VALIDATIONS, _MIN_STEPS, _VALIDATION_SHARE = 12, 50, 0.1
-_EXPECTED_SHARE = 0.08 / VALIDATIONS  # assumed for a validation that cannot be forecast, until one is measured
+_EXPECTED_SHARE = 0.08 / VALIDATIONS  # assumed for a validation that cannot be estimated, until one is measured
 _MAX_END_SHARE = 0.3  # maximum that is reserved for the final evaluation
 
 

@@ -216,7 +216,9 @@ class _Row(NamedTuple):
 _ATTEND = (POINTER, I64, POINTER, POINTER, I64, POINTER, POINTER, I64, POINTER, I64, I64, POINTER, POINTER, *[I64] * 3)
 
 
-def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any = F32) -> str:
+def emit_attention(
+    k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any = F32, window: int | None = None
+) -> str:
     """Emit attention, equation (1), for rows of queries with a list of keys each; return the function's name.
 
     The function is emitted unless the module has it already. Its arguments are the same for every kind:
@@ -230,9 +232,10 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
     `scores` is scratch space of `score_capacity` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative
     position bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants
-    `…_half` read keys and values in float16.
+    `…_half` read keys and values in float16. Variants `…_window` attend only to the last `window` + 1 of a row's
+    entries.
     """
-    name = "attend_" + _name(kind, is_biased=is_biased, element=element)
+    name = "attend_" + _name(kind, is_biased=is_biased, element=element) + ("" if window is None else "_window")
     if k.has(name):
         return name
     head = _write_head(k, heads, kind, is_biased=is_biased, element=element)
@@ -254,6 +257,13 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
                 of_row = row if kind == "lists" else k.int64(0)
                 start, count = k.int64(0), k.load(k.element_pointer(count_of, of_row, I64), I64)
                 listed, position = k.element_pointer(first_of, k.mul(row, list_stride), I32), k.add(count, -1)
+            if window is not None:
+                skipped = k.build.sub(count, k.minimum(count, k.int64(window + 1)))
+                count, position = (k.build.sub(each, skipped) for each in (count, position))
+                if kind == "run":
+                    start = k.add(start, skipped)
+                else:
+                    listed = k.element_pointer(listed, skipped, I32)
             bias = relative_bias
             if is_biased:
                 bias = k.element_pointer(relative_bias, k.build.sub(k.mul(head_number, near_stride), position))

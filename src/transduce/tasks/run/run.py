@@ -88,21 +88,21 @@ from transduce.training.choices import ChoiceLog
 from transduce.training.display import format_duration, make_display
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.events import Durations, ValidationEvent
-from transduce.training.forecast import (
+from transduce.training.interruption import ignore_hangup
+from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
+from transduce.training.lora import count_parameters
+from transduce.training.memory import explain_model_out_of_memory, refuse_too_large_model
+from transduce.training.prefetch import PrefetchedBatches
+from transduce.training.run_estimate import (
     NO_SCORE,
     PROBE_LIMIT,
     PROBE_SECONDS,
     PROBE_STEPS,
     SCORE_PROBE_LIMIT,
     SCORE_PROBE_SECONDS,
-    forecast_run,
+    estimate_run,
     with_score,
 )
-from transduce.training.interruption import ignore_hangup
-from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
-from transduce.training.lora import count_parameters
-from transduce.training.memory import explain_model_out_of_memory, refuse_too_large_model
-from transduce.training.prefetch import PrefetchedBatches
 from transduce.training.settings import Kernels
 from transduce.ui_language import column, columns_of, labeled, localized, padded, shortened
 
@@ -193,9 +193,9 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     """True to resume the run in the folder; if there is none, a new run starts."""
     dry_run: bool = False
-    """True to show all choices and a forecast of time and memory, without training."""
-    forecast: bool = False
-    """True to take more steps in a dry run, and also to forecast the final score on the dev set."""
+    """True to show all choices and an estimate of time and memory, without training."""
+    estimate_score: bool = False
+    """True to take more steps in a dry run, and also to estimate the final score on the dev set."""
     device: str = "auto"
     """The device that trains: "cpu", "cuda" or "auto", which is a GPU if there is one."""
     threads: int | None = None
@@ -508,7 +508,7 @@ def prepare_run(request: RunRequest) -> ResolvedSettings:
 
 
 def _dry_run(run: Run, *, is_resumed: bool) -> None:
-    """Print all settings that a run would have and, for a new run of one process, a forecast; no files stay."""
+    """Print all settings that a run would have and, for a new run of one process, an estimate; no files stay."""
     if is_resumed:
         resolved, _ = run.resume()
         run.display.say(f"The run in {run.request.out} would resume with:\n{to_toml(as_settings(resolved))}")
@@ -517,27 +517,26 @@ def _dry_run(run: Run, *, is_resumed: bool) -> None:
             resolved, corpus = run.start(Path(folder))
             if run.processes.count == 1:
                 run.request = msgspec.structs.replace(run.request, out=Path(folder))
-                _forecast(run, resolved, corpus)
+                _estimate(run, resolved, corpus)
     run.display.say("Dry run: nothing was trained.")
 
 
-def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
-    """Take the first steps of a run, validate twice, print a forecast of the run, and pass it to the callbacks.
+def _estimate(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
+    """Take the first steps of a run, validate twice, print an estimate of the run, and pass it to the callbacks.
 
-    With `RunRequest.forecast`, there are more steps, and the final score is forecast, too.
+    With `RunRequest.estimate_score`, there are more steps, and the final score is estimated, too.
     """
     training, started_at = resolved.training, time.monotonic()
     trainer = _open_trainer(run, resolved, corpus)
     elapsed = time.monotonic() - run.started_at
-    max_steps = training.steps or PROBE_STEPS
-    seconds, limit = PROBE_SECONDS, PROBE_LIMIT
-    if run.request.forecast:
+    max_steps, seconds, limit = training.steps or PROBE_STEPS, PROBE_SECONDS, PROBE_LIMIT
+    if run.request.estimate_score:
         seconds, limit = max(0.0, SCORE_PROBE_SECONDS - (time.monotonic() - started_at)), SCORE_PROBE_LIMIT
     else:
         max_steps = min(PROBE_STEPS, max_steps)
-    run.display.say(f"Measuring steps and validations for the forecast: about {format_duration(limit)} at most.")
+    run.display.say(f"Measuring steps and validations for the estimate: about {format_duration(limit)} at most.")
     with using_backend(kernels_for_training(training.kernels, run.machine.device)):
-        # The first of two validations compiles kernels, and a score is forecast from both.
+        # The first of two validations compiles kernels, and a score is estimated from both.
         durations, events = trainer.probe(seconds, max_steps, validations=2, limit=limit)
     assert run.validation is not None
     expected = _expected_validation(run, corpus, resolved, durations.step)
@@ -545,7 +544,7 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         validation = run.kind.trained_validation_seconds(run.validation, durations.validation, expected)
     else:
         validation = expected
-    forecast = forecast_run(
+    estimate = estimate_run(
         msgspec.structs.replace(durations, validation=validation),
         training,
         parameters=count_parameters(trainer.model)[0],
@@ -555,12 +554,12 @@ def _forecast(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> None:
         end_validations=trainer.time_use.end_validations,
         validated=validated,
     )
-    run.display.say(f"Forecast: {forecast}.")
-    if run.request.forecast:
-        forecast = with_score(forecast, events)
-        run.display.say(NO_SCORE if forecast.score is None else f"Forecast: {forecast.score}.")
+    run.display.say(f"Estimate: {estimate}.")
+    if run.request.estimate_score:
+        estimate = with_score(estimate, events)
+        run.display.say(NO_SCORE if estimate.score is None else f"Estimate: {estimate.score}.")
     for callback in run.request.callbacks:
-        callback.on_forecast(forecast)
+        callback.on_estimate(estimate)
 
 
 def _start_run(run: Run, new: RunFolder) -> tuple[ResolvedSettings, RunCorpus]:
@@ -580,7 +579,7 @@ _MIN_EVALUATION_SHARE = 0.1  # of a time budget, even if it is used up
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[TrainResult, float | None]:
-    """Train a run to its end, with a forecast printed after the first steps.
+    """Train a run to its end, with an estimate printed after the first steps.
 
     Returns:
         How the run ended, and the seconds for the final evaluation: what is left of a time budget, but at least a tenth
@@ -589,9 +588,9 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
     trainer = _open_trainer(run, resolved, corpus)
     first = trainer.step
 
-    def say_forecast(step_seconds: float) -> None:
+    def say_estimate(step_seconds: float) -> None:
         validation = _expected_validation(run, corpus, resolved, step_seconds)
-        forecast = forecast_run(
+        estimate = estimate_run(
             Durations(first_step=0.0, step=step_seconds, validation=validation),
             resolved.training,
             parameters=count_parameters(trainer.model)[0],
@@ -601,12 +600,12 @@ def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[Tra
             end_validations=trainer.time_use.end_validations,
             validated=False,
         )
-        run.display.say(f"Forecast: {forecast}.")
+        run.display.say(f"Estimate: {estimate}.")
         for callback in run.request.callbacks:
-            callback.on_forecast(forecast)
+            callback.on_estimate(estimate)
 
     if run.processes.is_first:
-        trainer.after_first_steps = say_forecast
+        trainer.after_first_steps = say_estimate
     with using_backend(kernels_for_training(resolved.training.kernels, run.machine.device)):
         is_under_clock = resolved.training.minutes is not None and not resolved.training.time_plan
         has_steps_left = trainer.steps is None or trainer.step < trainer.steps

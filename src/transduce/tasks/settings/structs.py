@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -12,18 +12,7 @@ from transduce.data.series import SeriesSettings
 from transduce.data.text_noise import NoiseSettings, TextNoiseSettings
 from transduce.errors import TransduceError
 from transduce.interop.word_vectors import WordVectorSettings
-from transduce.model.config import (
-    Activation,
-    AttentionKind,
-    AttentionName,
-    AttentionScore,
-    Kind,
-    ModelConfig,
-    Norm,
-    NormOrder,
-    Positions,
-    split_registered_names,
-)
+from transduce.model.config import ModelConfig, split_registered_names
 from transduce.search.settings import SearchSettings
 from transduce.tasks import TaskName
 from transduce.text.corpus import Format
@@ -564,57 +553,24 @@ SET_WITHOUT_SETTINGS = frozenset(
 imported model. All others are fields of `ModelSettings`."""
 
 
-class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The model: `model.*` in a settings file. A field that is None follows the task and the preset."""
+_OptionalFields: Any = msgspec.defstruct(
+    "_OptionalFields",
+    [
+        (name, hint | None, None)
+        for name, hint in get_type_hints(ModelConfig).items()
+        if name not in SET_WITHOUT_SETTINGS
+    ],
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
 
-    kind: Kind | None = None
-    num_encoder_layers: int | None = None
-    num_decoder_layers: int | None = None
-    d_model: int | None = None
-    d_ff: int | None = None
-    num_heads: int | None = None
-    num_key_value_heads: int | None = None
-    d_k: int | None = None
-    d_v: int | None = None
-    share_layers: bool | None = None
-    dropout: float | None = None
-    attention_dropout: float | None = None
-    activation_dropout: float | None = None
-    activation: Activation | None = None
-    norm: Norm | None = None
-    norm_order: NormOrder | None = None
-    norm_epsilon: float | None = None
-    final_norm: bool | None = None
-    bias: bool | None = None
-    projection_bias: bool | None = None
-    attention_output_bias: bool | None = None
-    feed_forward_bias: bool | None = None
-    positions: Positions | None = None
-    max_positions: int | None = None
-    position_offset: int | None = None
-    sinusoids_to_end: bool | None = None
-    rotary_base: float | None = None
-    relative_buckets: int | None = None
-    relative_max_distance: int | None = None
-    attention: AttentionName | None = None
-    attention_score: AttentionScore | None = None
-    attention_kind: AttentionKind | None = None
-    attention_scale: float | None = None
-    attention_window: int | None = None
-    tie_source_target: bool | None = None
-    tie_output: bool | None = None
-    scale_embeddings: bool | None = None
-    embedding_norm: bool | None = None
-    zero_padding_row: bool | None = None
-    output_bias: bool | None = None
-    output_scale: float | None = None
-    recurrent_cell: Literal["lstm", "gru"] | None = None
-    bidirectional: bool | None = None
-    recurrent_attention: Literal["luong", "bahdanau", "none"] | None = None
-    input_feeding: bool | None = None
-    recurrent_self_attention: bool | None = None
-    recurrent_context: Literal["last", "linear", "mean"] | None = None
-    recurrent_context_to: Literal["initial", "steps", "both"] | None = None
+
+class ModelSettings(_OptionalFields):  # type: ignore[misc]
+    """The model: `model.*` in a settings file. A field that is None follows the task and the preset.
+
+    The fields are those of `ModelConfig`, except `SET_WITHOUT_SETTINGS`, and each may be None.
+    """
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

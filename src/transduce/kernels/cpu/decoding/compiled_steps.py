@@ -333,7 +333,7 @@ def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, numb
 _TYPES = {torch.float16: F16, torch.float32: F32}
 _COMPONENTS = {
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
-    "attention_window": "none",
+    "attention_window": "none past",
     "token_types": "none",
     "norm": "layer rms",
     "norm_order": "pre post",

@@ -1,4 +1,4 @@
-"""Test that a forecast adds up the durations of a run's parts, which a dry run measures without leaving files."""
+"""Test that an estimate adds up the durations of a run's parts, which a dry run measures without leaving files."""
 
 import json
 import math
@@ -18,18 +18,18 @@ from transduce.model.config import ModelConfig
 from transduce.tasks.train import train
 from transduce.training.callbacks import Callback
 from transduce.training.events import Durations, ValidationEvent
-from transduce.training.forecast import (
+from transduce.training.loop import StepTimer
+from transduce.training.memory import count_unbuilt
+from transduce.training.run_estimate import (
     NO_SCORE,
     CurvePoint,
     LearningCurves,
     RecordedRun,
-    RunForecast,
-    forecast_run,
+    RunEstimate,
+    estimate_run,
     read_records,
     with_score,
 )
-from transduce.training.loop import StepTimer
-from transduce.training.memory import count_unbuilt
 
 
 @pytest.fixture
@@ -45,49 +45,49 @@ def training(toy_settings: dict[str, Any], tmp_path: Path) -> Any:
 
 
 class Keeper(Callback):
-    """A callback that collects forecasts."""
+    """A callback that collects estimates."""
 
     def __init__(self) -> None:
-        self.forecasts: list[RunForecast] = []
+        self.estimates: list[RunEstimate] = []
 
     @override
-    def on_forecast(self, event: RunForecast) -> None:
-        self.forecasts.append(event)
+    def on_estimate(self, event: RunEstimate) -> None:
+        self.estimates.append(event)
 
 
 def test_the_forecast_time_is_the_sum_of_steps_validations_and_saves(training: Any) -> None:
     durations = Durations(first_step=9.0, step=0.5, validation=3.0, keep=0.25, save=0.125)
     options: dict[str, Any] = {"parameters": 1000, "validated": True, "end_validations": 2.0}
-    forecast = forecast_run(durations, training, elapsed_seconds=10.0, step=1, new_steps=1, **options)
-    assert (forecast.steps, forecast.validations) == (80, 4)
-    assert forecast.seconds == 10.0 + 79 * 0.5 + 4 * 3.25 + 8 * 0.125 + 2 * 3.0
-    assert str(forecast).startswith(
+    estimate = estimate_run(durations, training, elapsed_seconds=10.0, step=1, new_steps=1, **options)
+    assert (estimate.steps, estimate.validations) == (80, 4)
+    assert estimate.seconds == 10.0 + 79 * 0.5 + 4 * 3.25 + 8 * 0.125 + 2 * 3.0
+    assert str(estimate).startswith(
         "about 1 min 10 s: 9.50 s of preparation, 80 steps of 0.50 s, 4 validations of 3.00 s, and 8.00 s for saving "
         "and the last evaluation"
     )
-    assert forecast.seconds == _sum_of_parts(forecast)
+    assert estimate.seconds == _sum_of_parts(estimate)
     # At step 20 of a resumed run, one validation and two checkpoints are done.
     options |= {"validated": False, "end_validations": 0.0}
-    later = forecast_run(durations, training, elapsed_seconds=0.0, step=20, new_steps=0, **options)
+    later = estimate_run(durations, training, elapsed_seconds=0.0, step=20, new_steps=0, **options)
     assert later.seconds == 60 * 0.5 + 3 * 3.25 + 6 * 0.125
     assert (later.steps, later.new_steps) == (80, 60)
-    resumed = forecast_run(durations, training, elapsed_seconds=7.0, step=30, new_steps=10, **options)
+    resumed = estimate_run(durations, training, elapsed_seconds=7.0, step=30, new_steps=10, **options)
     assert "2.00 s of preparation, 60 steps of 0.50 s, 3 validations of 3.00 s" in str(resumed)
     assert resumed.seconds == _sum_of_parts(resumed)
     timed = msgspec.structs.replace(training, minutes=2.0, steps=None)
-    budget = forecast_run(durations, timed, elapsed_seconds=10.0, step=1, new_steps=1, **options)
+    budget = estimate_run(durations, timed, elapsed_seconds=10.0, step=1, new_steps=1, **options)
     assert str(budget).startswith("2 min 00 s, as set, for about 184 steps of 0.50 s and 10 validations of 3.00 s")
-    if forecast.peak_memory is not None and later.peak_memory is not None:
-        assert later.peak_memory - forecast.peak_memory >= 6 * 1000  # the inference copy of a first validation
+    if estimate.peak_memory is not None and later.peak_memory is not None:
+        assert later.peak_memory - estimate.peak_memory >= 6 * 1000  # the inference copy of a first validation
 
 
-def _sum_of_parts(forecast: RunForecast) -> float:
+def _sum_of_parts(estimate: RunEstimate) -> float:
     steps, validations = (
-        forecast.new_steps * forecast.step_seconds,
-        forecast.validations * forecast.validation_seconds,
+        estimate.new_steps * estimate.step_seconds,
+        estimate.validations * estimate.validation_seconds,
     )
-    rest = forecast.saving_seconds + forecast.evaluation_seconds
-    return forecast.preparation_seconds + steps + validations + rest
+    rest = estimate.saving_seconds + estimate.evaluation_seconds
+    return estimate.preparation_seconds + steps + validations + rest
 
 
 def test_step_times_exclude_the_first_step() -> None:
@@ -108,24 +108,24 @@ def test_a_dry_run_forecasts_and_leaves_nothing(
     before = torch.get_num_threads()
     keeper = Keeper()
     options: dict[str, Any] = {"settings": settings, "callbacks": [keeper], "device": "cpu", "threads": 1}
-    assert train(out=tmp_path / "m", forecast=True, **options) is None
-    (forecast,) = keeper.forecasts
+    assert train(out=tmp_path / "m", estimate_score=True, **options) is None
+    (estimate,) = keeper.estimates
     assert torch.get_num_threads() == before
     assert not (tmp_path / "m").exists()
     assert list(temporary.iterdir()) == []
-    assert forecast.steps == 80
-    assert forecast.validations == 4
-    assert forecast.seconds == pytest.approx(_sum_of_parts(forecast))
-    assert min(forecast.preparation_seconds, forecast.saving_seconds, forecast.evaluation_seconds) > 0.0
-    assert forecast.score is None  # the run has too few steps
+    assert estimate.steps == 80
+    assert estimate.validations == 4
+    assert estimate.seconds == pytest.approx(_sum_of_parts(estimate))
+    assert min(estimate.preparation_seconds, estimate.saving_seconds, estimate.evaluation_seconds) > 0.0
+    assert estimate.score is None  # the run has too few steps
     said = capfd.readouterr().err
-    assert f"{forecast}." in said
+    assert f"{estimate}." in said
     assert NO_SCORE in said
     # The run itself says so too, after its first steps, and has as many parameters.
     assert main(["train", "--out", str(tmp_path / "m"), *_options(settings), "--device", "cpu", "--threads", "1"]) == 0
     said = capfd.readouterr().err
-    assert f"Training {forecast.parameters:,} parameters" in said
-    assert said.index("Forecast: about ") < said.index("step 15/80")
+    assert f"Training {estimate.parameters:,} parameters" in said
+    assert said.index("Estimate: about ") < said.index("step 15/80")
 
 
 def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
@@ -133,7 +133,7 @@ def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
         ValidationEvent(step, loss, math.exp(loss), bleu=bleu, chrf=chrf, signature="tok:13a")
         for step, loss, bleu, chrf in ((100, 4.2, 6.4, 26.4), (200, 3.2, 17.0, 38.0))
     ]
-    forecast = RunForecast(
+    estimate = RunEstimate(
         parameters=1,
         steps=800,
         seconds=1.0,
@@ -146,13 +146,13 @@ def test_a_score_is_forecast_from_the_rise_of_a_probe() -> None:
         evaluation_seconds=1.0,
         peak_memory=None,
     )
-    found = with_score(forecast, events).score
+    found = with_score(estimate, events).score
     assert found is not None
     assert 17.0 < found.bleu < 60.0
     assert 0.0 <= found.low < found.bleu < found.high <= 100.0
-    assert with_score(forecast, events[:1]).score is None
+    assert with_score(estimate, events[:1]).score is None
     chinese = [msgspec.structs.replace(event, signature="tok:zh") for event in events]
-    assert with_score(forecast, chinese).score is None
+    assert with_score(estimate, chinese).score is None
 
 
 def test_slow_steps_are_forecast_from_micro_batches(
@@ -163,10 +163,10 @@ def test_slow_steps_are_forecast_from_micro_batches(
     options: dict[str, Any] = {"settings": settings, "callbacks": [keeper], "device": "cpu", "threads": 1}
     started_at = time.monotonic()
     train(out=tmp_path / "m", dry_run=True, **options)
-    (forecast,) = keeper.forecasts
-    assert 0.0 < forecast.step_seconds < 3 * (time.monotonic() - started_at)
-    assert math.isfinite(forecast.validation_seconds)
-    assert forecast.seconds > 79 * forecast.step_seconds
+    (estimate,) = keeper.estimates
+    assert 0.0 < estimate.step_seconds < 3 * (time.monotonic() - started_at)
+    assert math.isfinite(estimate.validation_seconds)
+    assert estimate.seconds > 79 * estimate.step_seconds
     assert "single micro-batches (3 to a step)" in capfd.readouterr().err
 
 
@@ -213,14 +213,14 @@ def test_curves_like_the_recorded_ones_are_forecast() -> None:
     ]
     early, late = (curve("unseen", 35.0, delay, 800) for delay in (70.0, 150.0))
     for run in (early, late):
-        found = LearningCurves(records).forecast(run.points[1], run.points[3], 800)
+        found = LearningCurves(records).estimate(run.points[1], run.points[3], 800)
         assert abs(found.bleu - run.bleu) < 2.0
         assert found.high - found.low < 7.0
     noisy = [
         msgspec.structs.replace(run, bleu=run.bleu * factor)
         for run, factor in zip(records, [0.7, 1.3, 1.0] * 6, strict=True)
     ]
-    narrow, wide = (LearningCurves(each).forecast(late.points[1], late.points[3], 800) for each in (records, noisy))
+    narrow, wide = (LearningCurves(each).estimate(late.points[1], late.points[3], 800) for each in (records, noisy))
     assert wide.high - wide.low > 2 * (narrow.high - narrow.low)
 
 

@@ -1,4 +1,4 @@
-"""Forecast a run before it is trained: its parameters, its time, its peak memory and, on request, its dev score."""
+"""Estimate a run before it is trained: its parameters, its time, its peak memory and, on request, its dev score."""
 
 import math
 from collections import Counter
@@ -24,13 +24,13 @@ from transduce.training.settings import ResolvedTraining
 # recorded run is an example: by how much BLEU rose to the end of the run, when chrF had just risen at a certain rate.
 
 RECORDS = Path(__file__).with_name("recorded_runs.json")
-# Validations at these shares of a run are examples; later ones need no forecast.
+# Validations at these shares of a run are examples; later ones need no estimate.
 _SHARES = (0.06, 0.7)
 MIN_STEPS, MIN_SHARE = 150, 0.25
-"""The first step, and the least fraction of a run, after which its score is forecast; earlier forecasts were far off.
+"""The first step, and the least fraction of a run, after which its score is estimated; earlier estimates were far off.
 """
 _FIRST_EXAMPLE = 90
-# How many examples, the nearest by BLEU so far and steps to come, determine the interval of a forecast.
+# How many examples, the nearest by BLEU so far and steps to come, determine the interval of an estimate.
 _NEIGHBORS = 20
 _COVERAGE = 0.85
 _RIDGE = 0.05
@@ -49,7 +49,7 @@ class CurvePoint(NamedTuple):
 
 
 class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished run that the forecast of scores is fitted to or tested on: its size, validations and final score."""
+    """A finished run that the estimate of scores is fitted to or tested on: its size, validations and final score."""
 
     corpus: str
     steps: int
@@ -62,14 +62,14 @@ class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
     bleu: float
     """BLEU of the best model on the whole dev set, with beam search."""
     held_out: bool = False
-    """True if the run tests the forecast and is not used to fit it."""
+    """True if the run tests the estimate and is not used to fit it."""
 
 
-class ScoreForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A forecast of the final BLEU on the dev set, with an interval."""
+class ScoreEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate of the final BLEU on the dev set, with an interval."""
 
     bleu: float
-    """The BLEU that is forecast, from 0 to 100."""
+    """The BLEU that is estimated, from 0 to 100."""
     low: float
     """The lower end of the interval, which covers the final score in 85 % of cases."""
     high: float
@@ -89,7 +89,7 @@ class _Example(NamedTuple):
     features: NDArray[np.float64]
     """What `_features` returns for the validation."""
     gain: float
-    """The logit of the run's final BLEU minus the logit of BLEU at the validation that it is forecast from: the
+    """The logit of the run's final BLEU minus the logit of BLEU at the validation that it is estimated from: the
     regression's target.
     """
     position: NDArray[np.float64]
@@ -97,19 +97,19 @@ class _Example(NamedTuple):
 
 
 def read_records() -> tuple[RecordedRun, ...]:
-    """Return a tuple of the finished runs in the package's JSON file, from which scores are forecast."""
+    """Return a tuple of the finished runs in the package's JSON file, from which scores are estimated."""
     return msgspec.json.decode(RECORDS.read_bytes(), type=tuple[RecordedRun, ...])
 
 
-def forecast_score(earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
-    """Return the forecast of the final BLEU of a run on its dev set, from two of its validations.
+def estimate_score(earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreEstimate:
+    """Return the estimate of the final BLEU of a run on its dev set, from two of its validations.
 
     Args:
         earlier: a validation after about half as many steps as `point`.
         point: the last validation.
         steps: the number of steps of the whole run.
     """
-    return LearningCurves.fitted().forecast(earlier, point, steps)
+    return LearningCurves.fitted().estimate(earlier, point, steps)
 
 
 class LearningCurves:
@@ -132,12 +132,12 @@ class LearningCurves:
         """Return the regression on the recorded runs that come with the package; it is fitted at the first call."""
         return LearningCurves(read_records())
 
-    def forecast(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreForecast:
-        """Return the forecast of a run's final BLEU with an interval, from two of its validations.
+    def estimate(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreEstimate:
+        """Return the estimate of a run's final BLEU with an interval, from two of its validations.
 
         The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). Fits that
-        each leave out one corpus give forecasts, and their errors on runs of that corpus. The ends of the interval are
-        quantiles of the forecasts minus and plus the errors, and at least 1.5 BLEU from the forecast.
+        each leave out one corpus give estimates, and their errors on runs of that corpus. The ends of the interval are
+        quantiles of the estimates minus and plus the errors, and at least 1.5 BLEU from the estimate.
         """
         features, here = _features(earlier, point, steps), _position(point, steps)
         distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
@@ -153,7 +153,7 @@ class LearningCurves:
         high = max(gain, float(np.quantile(highs, _COVERAGE, method="higher")))
         bleu, low, high = (_bleu(_logit(point.bleu) + each) for each in (gain, low, high))
         low, high = max(0.0, min(low, bleu - _MIN_ERROR)), min(100.0, max(high, bleu + _MIN_ERROR))
-        return ScoreForecast(bleu=bleu, low=low, high=high)
+        return ScoreEstimate(bleu=bleu, low=low, high=high)
 
 
 def earlier_point(points: Sequence[CurvePoint], step: int) -> CurvePoint | None:
@@ -227,19 +227,19 @@ PROBE_SECONDS = 8.0
 PROBE_LIMIT = 60.0
 """The time in seconds that a dry run takes for all its steps and validations."""
 SCORE_PROBE_SECONDS = 40.0
-"""The time in seconds of the steps from which a score is forecast; the validation after them takes more time."""
+"""The time in seconds of the steps from which a score is estimated; the validation after them takes more time."""
 SCORE_PROBE_LIMIT = 120.0
-"""The time in seconds for all steps and validations if a score is forecast."""
+"""The time in seconds for all steps and validations if a score is estimated."""
 PROBE_STEPS = 40
-"""The largest number of steps that a dry run takes, unless it forecasts the score."""
+"""The largest number of steps that a dry run takes, unless it estimates the score."""
 NO_SCORE = (
-    f"No score is forecast: that takes {MIN_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} "
+    f"No score is estimated: that takes {MIN_STEPS} steps and a quarter of the run in {SCORE_PROBE_SECONDS:g} "
     "seconds, and translation into a language written with spaces."
 )
 
 
-class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
-    """A forecast of a run that is trained to its last step."""
+class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """An estimate of a run that is trained to its last step."""
 
     parameters: int
     """Number of trained parameters."""
@@ -269,8 +269,8 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
     """The largest resident memory of the process in bytes; None if the system does not report it."""
     peak_gpu_memory: int | None = None
     """The largest memory that PyTorch takes on the GPU, in bytes; None on a CPU."""
-    score: ScoreForecast | None = None
-    """The forecast of the score on the dev set at the end; None: it was not forecast."""
+    score: ScoreEstimate | None = None
+    """The estimate of the score on the dev set at the end; None: it was not estimated."""
 
     def __str__(self) -> str:
         memory = "" if self.peak_memory is None else f", {format_bytes(self.peak_memory)} of memory at most"
@@ -290,7 +290,7 @@ class RunForecast(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def forecast_run(
+def estimate_run(
     durations: Durations,
     training: ResolvedTraining,
     *,
@@ -300,8 +300,8 @@ def forecast_run(
     new_steps: int,
     end_validations: float,
     validated: bool,
-) -> RunForecast:
-    """Return the forecast of a run from the durations of its parts.
+) -> RunEstimate:
+    """Return the estimate of a run from the durations of its parts.
 
     Args:
         durations: the durations; that of a validation may be NaN, and is then assumed.
@@ -330,7 +330,7 @@ def forecast_run(
         memory += parameters * (_EVALUATION_BYTES + (0 if validated else _VALIDATION_BYTES))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         gpu = torch.cuda.max_memory_reserved()
-    return RunForecast(
+    return RunEstimate(
         parameters=parameters,
         steps=steps,
         seconds=seconds if budget is None else max(budget, elapsed_seconds),
@@ -356,10 +356,10 @@ def _due(step: int, steps: int, every: int | None) -> int:
     return math.ceil(steps / every) - step // every
 
 
-def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunForecast:
-    """Return a forecast of a run, with the final dev score added if two validations during the probe allow it.
+def with_score(estimate: RunEstimate, events: Sequence[ValidationEvent]) -> RunEstimate:
+    """Return an estimate of a run, with the final dev score added if two validations during the probe allow it.
 
-    The forecast is returned unchanged if the validations translated nothing, if the probe took too few steps, or if the
+    The estimate is returned unchanged if the validations translated nothing, if the probe took too few steps, or if the
     target language is written without spaces, as no such run was recorded.
     """
     points = [
@@ -367,9 +367,9 @@ def with_score(forecast: RunForecast, events: Sequence[ValidationEvent]) -> RunF
         for event in events
         if event.bleu is not None and event.chrf is not None and "tok:13a" in (event.signature or "")
     ]
-    if len(points) < 2 or points[-1].step < max(MIN_STEPS, MIN_SHARE * forecast.steps):
-        return forecast
-    return msgspec.structs.replace(forecast, score=forecast_score(points[-2], points[-1], forecast.steps))
+    if len(points) < 2 or points[-1].step < max(MIN_STEPS, MIN_SHARE * estimate.steps):
+        return estimate
+    return msgspec.structs.replace(estimate, score=estimate_score(points[-2], points[-1], estimate.steps))
 
 
 # --- formats ---
