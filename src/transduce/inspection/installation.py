@@ -12,12 +12,9 @@ import torch
 
 from transduce.acceleration import forecast_decoder, select_decoder, why_no_triton
 from transduce.errors import explain_wrong_types
-from transduce.inference.classifier import Classifier
-from transduce.inference.embedder import Embedder
+from transduce.inference.batching import TextEncoder
 from transduce.inference.generator import Generator
 from transduce.inference.load import load
-from transduce.inference.mask_filler import Filler
-from transduce.inference.tagger import Tagger
 from transduce.inference.translator import Translator
 from transduce.machine import Machine, Precision, detect_machine
 from transduce.model.config import ModelConfig
@@ -254,7 +251,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _model_status(folder: str | Path, precision: str, device: str, threads: int | None) -> ModelStatus:
     loaded = load(folder, precision=precision, device=device, threads=threads)
     decoding = None
-    if isinstance(loaded, Translator | Generator | Classifier | Tagger | Filler | Embedder):
+    if isinstance(loaded, Translator | Generator | TextEncoder):
         backend, refused = select_decoder(loaded.model)
         decoding = BackendChoice(backend, refused=refused)
     return ModelStatus(folder=str(folder), description=repr(loaded), decoding=decoding)

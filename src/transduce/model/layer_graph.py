@@ -218,12 +218,23 @@ def unsupported_settings(table: "SupportTable", config: ModelConfig) -> list[str
         "positions": ("positions", config.positions),
         "attention_score": ("attention score", config.attention_score),
         "attention_kind": ("attention kind", config.attention_kind),
-        "attention_window": ("attention window", "none" if config.attention_window is None else "some"),
+        "attention_window": (
+            "attention window",
+            _window(config.attention_window, causal=config.kind == "decoder"),
+        ),
         **({} if config.attention == "multi-head" else {"attention": ("attention", config.attention)}),
         "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
     }
     outside = [name for name, (aspect, value) in actual.items() if value not in table.values.get(aspect, ())]
     return [*outside, *unknown_settings(config)]
+
+
+def _window(radius: int | None, *, causal: bool) -> str:
+    """Return the value of the aspect `attention window`: `none`, or the side or sides on which a query sees keys.
+
+    `past` is a window of positions before the query, and `some` one of positions on both sides.
+    """
+    return "none" if radius is None else "past" if causal else "some"
 
 
 # --- from modules to a description ---
@@ -479,7 +490,11 @@ class _Describer:
         return [
             Fact(name, "positions", positions),
             Fact(name, "token types", "none" if self.get(embedding, "token_types") is None else "some"),
-            Fact(f"{prefix}positions", "attention window", "none" if self.get(stack, "radius") is None else "some"),
+            Fact(
+                f"{prefix}positions",
+                "attention window",
+                _window(self.get(stack, "radius"), causal=self.get(stack, "causal")),
+            ),
             *(Fact(path, "norm", self.norm(path, norm).kind) for path, norm in norms if _is_norm(norm)),
         ]
 

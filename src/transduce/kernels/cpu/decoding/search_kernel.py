@@ -14,11 +14,10 @@ from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
-    new_builder,
     raw_kernel,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_draw, emit_select
 
 _MINUS_INFINITY = float("-inf")
@@ -141,7 +140,12 @@ class SearchArguments(NamedTuple):
 @cache
 def search_kernel() -> CompiledKernel:
     """Return the compiled kernel that runs decoder steps and token selection in a loop; it serves all models."""
-    k = new_builder("search", require_integer_tile())
+    return compile_kernels("search", require_integer_tile(), ("search",), _emit_search)["search"]
+
+
+@outlined
+def _emit_search(k: KernelBuilder) -> None:
+    """Emit the kernel `search`, and the functions that it calls."""
     emit_select(k)
     emit_draw(k)
     _write_record(k)
@@ -162,7 +166,6 @@ def search_kernel() -> CompiledKernel:
                 k.call("update", numbers)
             k.barrier(threads)
             done(k.build.icmp_signed("!=", fields.get("stop"), k.int64(0)))
-    return compile_kernels(k, ("search",))["search"]
 
 
 def _write_record(k: KernelBuilder) -> None:

@@ -362,12 +362,13 @@ class ModelEmitter:
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
             lists: the arguments `firsts`, `counts` and `list stride` of the function that `emit_attention` emits, which
                 say which positions a row attends to.
-            to_memory: True for cross-attention, which has no relative position bias.
+            to_memory: True for cross-attention, which has neither a relative position bias nor a window.
         """
         k, pointers = self.k, self.pointers
         first_key, stride = keys
         is_biased = self.config.positions == "relative" and not to_memory
-        name = emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type)
+        window = None if to_memory else self.config.attention_window
+        name = emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type, window=window)
         queries = pointers.projected, k.int64(query_stride)
         cache = first_key, k.element_pointer(first_key, self.heads.keys, self.cache_type), k.int64(stride)
         bias = pointers.relative_bias, self.arguments.relative_bias_stride

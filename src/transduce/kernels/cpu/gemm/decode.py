@@ -20,11 +20,10 @@ from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
     kernel,
-    new_builder,
     require_integer_tile,
     useful_threads,
 )
-from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.jit.tile import (
     HALF_BITS,
@@ -90,6 +89,7 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 
 
+@outlined
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
     """Emit `round_<format>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
 
@@ -125,6 +125,7 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
                     k.store(narrow, k.element_pointer(target, k.add(column, k.mul(width, number)), tile.element))
 
 
+@outlined
 def emit_gemm(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
     """Emit the GEMM function `product_<format>_<epilogue>`, and the micro-kernels that it calls.
 
@@ -510,21 +511,23 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
     The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`.
     """
-    k = new_builder("linear", tile)
-    emit_gemm(k, tile, "store")
-    with kernel(k, "linear", 11) as (numbers, thread, threads):
-        x, rows, width, rounded, scales, weights, initial_sums, weight_scales, bias, outputs, out = numbers
-        pointers: list[Value] = [k.pointer(each) for each in (rounded, scales)]
-        if tile.format == "floats":
-            pointers[0] = k.pointer(x)
-        else:
-            emit_quantization(k, tile)
-            k.call(f"round_{tile.format}", k.pointer(x), rows, width, *pointers, thread, threads)
-            k.barrier(threads)
-        parameters = [k.pointer(each) for each in (weights, initial_sums, weight_scales, bias)]
-        arguments = (*pointers, rows, width, *parameters, outputs, k.pointer(out), thread, threads)
-        k.call(f"product_{tile.format}_store", *arguments)
-    return compile_kernels(k, ("linear",))["linear"]
+
+    def emit(k: KernelBuilder) -> None:
+        emit_gemm(k, tile, "store")
+        with kernel(k, "linear", 11) as (numbers, thread, threads):
+            x, rows, width, rounded, scales, weights, initial_sums, weight_scales, bias, outputs, out = numbers
+            inputs: list[Value] = [k.pointer(each) for each in (rounded, scales)]
+            if tile.format == "floats":
+                inputs[0] = k.pointer(x)
+            else:
+                emit_quantization(k, tile)
+                k.call(f"round_{tile.format}", k.pointer(x), rows, width, *inputs, thread, threads)
+                k.barrier(threads)
+            parameters = [k.pointer(each) for each in (weights, initial_sums, weight_scales, bias)]
+            sizes = outputs, k.pointer(out), thread, threads
+            k.call(f"product_{tile.format}_store", *inputs, rows, width, *parameters, *sizes)
+
+    return compile_kernels("linear", tile, ("linear",), emit)["linear"]
 
 
 @cache
@@ -534,13 +537,15 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
     The call is `refine_rows(x, N, D, weights, file rows, bias, logits, P)`; `logits.emit_refinement` explains the
     arguments.
     """
-    k = new_builder("refining", tile)
-    emit_refinement(k, tile.vectors)
-    with kernel(k, "refine_rows", 8) as (numbers, thread, threads):
-        x, rows, width, weights, file, bias, logits, stride = numbers
-        parameters = [k.pointer(each) for each in (weights, file, bias, logits)]
-        k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
-    return compile_kernels(k, ("refine_rows",))["refine_rows"]
+
+    def emit(k: KernelBuilder) -> None:
+        emit_refinement(k, tile.vectors)
+        with kernel(k, "refine_rows", 8) as (numbers, thread, threads):
+            x, rows, width, weights, file, bias, logits, stride = numbers
+            parameters = [k.pointer(each) for each in (weights, file, bias, logits)]
+            k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
+
+    return compile_kernels("refining", tile, ("refine_rows",), emit)["refine_rows"]
 
 
 @cache
@@ -550,10 +555,12 @@ def _widening_kernel(tile: Tile) -> CompiledKernel:
     The call is `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
     arguments.
     """
-    k = new_builder("widening", tile)
-    emit_bfloat16_refinement(k, tile.vectors)
-    with kernel(k, "widen_rows", 9) as (numbers, thread, threads):
-        x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
-        parameters = [k.pointer(each) for each in (weights, bias, rounded)]
-        k.call("widen", k.pointer(x), rows, width, *parameters, outputs, k.pointer(logits), stride, thread, threads)
-    return compile_kernels(k, ("widen_rows",))["widen_rows"]
+
+    def emit(k: KernelBuilder) -> None:
+        emit_bfloat16_refinement(k, tile.vectors)
+        with kernel(k, "widen_rows", 9) as (numbers, thread, threads):
+            x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
+            parameters = [k.pointer(each) for each in (weights, bias, rounded)]
+            k.call("widen", k.pointer(x), rows, width, *parameters, outputs, k.pointer(logits), stride, thread, threads)
+
+    return compile_kernels("widening", tile, ("widen_rows",), emit)["widen_rows"]
