@@ -17,9 +17,9 @@ from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, names_of
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader, names_of
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
-from transduce.interop.hugging_face.stored_names import ConfigReader, StoredParameter, find_names
+from transduce.interop.hugging_face.stored_names import StoredParameter, find_names
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.search.beam import BeamOptions

@@ -199,7 +199,7 @@ def test_each_outline_identifies_one_ir(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(compiler, "_make_code", lambda *_: b"")
     monkeypatch.setenv(CACHE_VARIABLE, "")
     makers: list[Callable[[], object]] = []
-    for tile in (AVX2_TILE, AVX512_TILE, AVX512_TILE._replace(kind="floats"), AVX512_TILE._replace(kind="pairs")):
+    for tile in (AVX2_TILE, AVX512_TILE, AVX512_TILE._replace(format="floats"), AVX512_TILE._replace(format="pairs")):
         makers += [partial(function.__wrapped__, tile) for function in (decode._linear_kernel, decode._refining_kernel)]
         if tile.is_float:
             makers.append(partial(gemm_kernels.__wrapped__, tile))

@@ -1,21 +1,176 @@
 """Convert the `config.json` and generation settings of Hugging Face model families to this package's settings."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Literal, NamedTuple
+from types import UnionType
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import stored_names as names
-from transduce.interop.hugging_face.stored_names import ACTIVATIONS, GATES, ConfigReader, Settings, read_keys
+from transduce.interop.hugging_face.stored_names import ACTIVATIONS, GATES, Settings, end_ids, start_id
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
+
+# --- import settings ---
+
+
+class ConfigReader:
+    """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
+
+    def __init__(self, content: Mapping[str, Any], location: str) -> None:
+        """Create a reader of a config.json.
+
+        Args:
+            content: the JSON object in a config.json.
+            location: the name of the file in error messages.
+        """
+        self.content = content
+        self.location = location
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
+        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
+
+        These are the defaults of the family's class in transformers.
+        """
+        return ConfigReader({**defaults, **self.content}, self.location)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """Return the integer under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not an integer, or there is neither a value nor a default.
+        """
+        return int(self._value(name, default, int, "must be a whole number"))
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """Return the positive integer under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not an integer of at least 1, or there is neither a value nor a default.
+        """
+        value = self.whole(name, default)
+        if value < 1:
+            self.refuse(name, "must be at least 1")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return the number under a key of config.json as a float, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not a number.
+        """
+        return float(self._value(name, default, int | float, "must be a number"))
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return the boolean under a key of config.json, or the default if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is not a boolean.
+        """
+        return bool(self._value(name, default, bool, "must be true or false"))
+
+    def optional_id(self, name: str) -> int | None:
+        """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
+
+        Raises:
+            TransduceError: the value is neither an integer nor such a list.
+        """
+        value = self.content.get(name)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            self.refuse(name, "must be a whole number")
+        return value
+
+    def activation(self, name: str, default: str) -> str:
+        """Return this package's name of the activation function under a key of config.json.
+
+        Args:
+            name: the key.
+            default: Hugging Face's name of the function if the key is missing or null.
+
+        Raises:
+            TransduceError: the function is not supported.
+        """
+        rule = f"must be one of {', '.join(ACTIVATIONS)}"
+        value = self._value(name, default, str, rule)
+        if value not in ACTIVATIONS:
+            self.refuse(name, rule)
+        return ACTIVATIONS[value]
+
+    def same(self, first: str, second: str) -> int:
+        """Return the common integer under two keys of config.json, for which this package has only one setting.
+
+        Raises:
+            TransduceError: a key is missing, or their values differ.
+        """
+        if self.whole(first) != self.whole(second):
+            self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
+        return self.whole(first)
+
+    def must_be(self, wanted: Mapping[str, object]) -> None:
+        """Check that keys of config.json have the required values, where a missing key is accepted.
+
+        Args:
+            wanted: the required values by key.
+
+        Raises:
+            TransduceError: a key has another value.
+        """
+        for name, value in wanted.items():
+            if self.content.get(name, value) != value:
+                self.refuse(name, f"must be {value!r}")
+
+    def refuse(self, name: str, rule: str) -> NoReturn:
+        """Raise a TransduceError for a key of config.json, whose message states the rule that the key's value breaks.
+
+        Args:
+            name: the key.
+            rule: the rule, which follows the key in the sentence, such as `must be a number`.
+        """
+        raise TransduceError(
+            f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
+        )
+
+    def _value(self, name: str, default: object, kind: type | UnionType, rule: str) -> Any:
+        """Return the value under a key of config.json, or the default if the key is missing or null.
+
+        Args:
+            name: the key.
+            default: the default; None: the key must be present.
+            kind: the type or types of the value; a boolean is no number.
+            rule: the rule that a value of another type breaks, for the message.
+        """
+        value = self.content.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise TransduceError(f"{self.location} must set `{name}`, but does not.")
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+            self.refuse(name, rule)
+        return value
+
+
+def _read_keys(config: ConfigReader, keys: names.Keys) -> Settings:
+    settings: Settings = {}
+    for setting, (name, default) in keys.items():
+        value = default(settings) if callable(default) else default
+        if isinstance(value, bool):
+            settings[setting] = config.flag(name, default=value)
+        elif isinstance(value, float):
+            settings[setting] = config.number(name, value)
+        else:
+            read = config.size if setting in ("d_model", "num_heads") else config.whole
+            settings[setting] = read(name, value)
+    return settings
+
 
 # --- encoder and decoder ---
 
 
 def _bart_like(config: ConfigReader) -> Settings:
     """Return a dict of the model settings that BART, mBART, Marian, Pegasus and M2M100 share, from a config.json."""
-    return read_keys(config, names.BART_KEYS) | {
+    return _read_keys(config, names.BART_KEYS) | {
         "d_ff": config.same("encoder_ffn_dim", "decoder_ffn_dim"),
         "num_heads": config.same("encoder_attention_heads", "decoder_attention_heads"),
         "activation": config.activation("activation_function", "gelu"),
@@ -67,7 +222,7 @@ def m2m100(config: ConfigReader) -> Settings:
 
 def t5(config: ConfigReader) -> Settings:
     """Convert a T5's config.json to a dict of model settings, with relative positions, and a gate if it has one."""
-    settings = read_keys(config, names.T5_KEYS)
+    settings = _read_keys(config, names.T5_KEYS)
     projection = config.content.get("feed_forward_proj", "relu")
     gated = isinstance(projection, str) and projection.startswith("gated-")
     name = str(projection).removeprefix("gated-")
@@ -101,7 +256,7 @@ def mt5(config: ConfigReader) -> Settings:
 def bert(config: ConfigReader) -> Settings:
     """Convert a BERT's config.json to a dict of model settings of an encoder, with post-norm and learned positions."""
     config.must_be({"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"})
-    return read_keys(config, names.BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    return _read_keys(config, names.BERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
 
 
 def _bert_like(activation: str) -> Settings:
@@ -120,7 +275,7 @@ def distilbert(config: ConfigReader) -> Settings:
     The stored positions count, whether they are learned or (`sinusoidal_pos_embds`) sinusoids.
     """
     return (
-        read_keys(config, names.DISTILBERT_KEYS)
+        _read_keys(config, names.DISTILBERT_KEYS)
         | _bert_like(config.activation("activation", "gelu"))
         | {"norm_epsilon": 1e-12, "pooler_activation": "relu"}
     )
@@ -142,7 +297,7 @@ def albert(config: ConfigReader) -> Settings:
     Embeddings are always projected. Layers in several groups with weights of their own are refused.
     """
     config.must_be({"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"})
-    settings = read_keys(config, names.ALBERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu_new"))
+    settings = _read_keys(config, names.ALBERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu_new"))
     return settings | {"share_layers": True}
 
 
@@ -162,7 +317,7 @@ def mpnet(config: ConfigReader) -> Settings:
     """
     config = config.with_defaults({"pad_token_id": 1})
     config.must_be({"relative_attention_num_buckets": 32, "pad_token_id": 1})
-    settings = read_keys(config, names.MPNET_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    settings = _read_keys(config, names.MPNET_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
     return _numbered_by_padding(config, settings) | {"relative_bias": True}
 
 
@@ -187,7 +342,7 @@ def gpt2(config: ConfigReader) -> Settings:
     config.must_be({"add_cross_attention": False, "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True})
     return (
         _special_ids(config)
-        | read_keys(config, names.GPT2_KEYS)
+        | _read_keys(config, names.GPT2_KEYS)
         | {
             "activation": config.activation("activation_function", "gelu_new"),
             "positions": "learned",
@@ -198,7 +353,7 @@ def gpt2(config: ConfigReader) -> Settings:
 
 def llama(config: ConfigReader) -> Settings:
     """Convert a Llama's config.json to a dict of a decoder's settings, with RMS norm, rotary positions and a gate."""
-    settings = _special_ids(config) | _rope(config) | read_keys(config, names.LLAMA_KEYS)
+    settings = _special_ids(config) | _rope(config) | _read_keys(config, names.LLAMA_KEYS)
     return settings | {
         "d_v": settings["d_k"],
         "dropout": 0.0,
@@ -267,7 +422,7 @@ def opt(config: ConfigReader) -> Settings:
     config.same("word_embed_proj_dim", "hidden_size")
     return (
         _special_ids(config)
-        | read_keys(config, names.OPT_KEYS)
+        | _read_keys(config, names.OPT_KEYS)
         | {
             "activation": config.activation("activation_function", "relu"),
             "positions": "learned",
@@ -621,16 +776,6 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
     return {*(word[0] for word in words if word[0] not in ends), *(values.get("suppress_tokens") or ())}
 
 
-def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
-
-    The setting may be one id; without the setting, the tuple is empty.
-    """
-    value = content.get("eos_token_id")
-    listed = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
-
-
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
     """Return a set with one token id, that with which a folder's decoder starts.
 
@@ -641,14 +786,3 @@ def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
     start = start_id(generation, config)
     return {id for id in (default if start is None else start,) if isinstance(id, int)}
-
-
-def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
-
-    Args:
-        generation: the content of `generation_config.json`, which takes precedence.
-        config: the content of `config.json`.
-    """
-    ids = (content.get("decoder_start_token_id") for content in (generation, config))
-    return next((id for id in ids if isinstance(id, int)), None)

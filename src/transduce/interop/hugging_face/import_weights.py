@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
-from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, check_config, names_of
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader, check_config, names_of
 from transduce.interop.hugging_face.stored_names import (
-    ConfigReader,
     StoredNames,
     StoredParameter,
     check_rows,

@@ -7,8 +7,7 @@ one matrix of this package, their rows are concatenated.
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -476,7 +475,41 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-# --- keys of config.json that hold settings as they are ---
+# --- config.json: names of activations, ids of special tokens, and keys that hold settings as they are ---
+
+
+# This package's names of activations by Hugging Face's, of which the last is written.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu_python": "gelu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "swish": "silu",
+    "silu": "silu",
+}
+GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
+
+
+def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
+
+    The setting may be one id; without the setting, the tuple is empty.
+    """
+    value = content.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
+
+
+def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
+
+    Args:
+        generation: the content of `generation_config.json`, which takes precedence.
+        config: the content of `config.json`.
+    """
+    ids = (content.get("decoder_start_token_id") for content in (generation, config))
+    return next((id for id in ids if isinstance(id, int)), None)
 
 
 Settings = dict[str, Any]
@@ -600,171 +633,3 @@ LLAMA_KEYS: Keys = {
     "projection_bias": Key("attention_bias", default=False),
     "feed_forward_bias": Key("mlp_bias", default=False),
 }
-
-
-# --- read keys of config.json ---
-
-
-# This package's names of activations by Hugging Face's, of which the last is written.
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu_python": "gelu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "swish": "silu",
-    "silu": "silu",
-}
-GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
-
-
-class ConfigReader:
-    """A typed reader of Hugging Face's `config.json`, which refuses missing, mistyped or unsupported values."""
-
-    def __init__(self, content: Mapping[str, Any], location: str) -> None:
-        """Create a reader of a config.json.
-
-        Args:
-            content: the JSON object in a config.json.
-            location: the name of the file in error messages.
-        """
-        self.content = content
-        self.location = location
-
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
-        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
-
-        These are the defaults of the family's class in transformers.
-        """
-        return ConfigReader({**defaults, **self.content}, self.location)
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        """Return the integer under a key of config.json, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not an integer, or there is neither a value nor a default.
-        """
-        return int(self._value(name, default, int, "must be a whole number"))
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """Return the positive integer under a key of config.json, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not an integer of at least 1, or there is neither a value nor a default.
-        """
-        value = self.whole(name, default)
-        if value < 1:
-            self.refuse(name, "must be at least 1")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """Return the number under a key of config.json as a float, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not a number.
-        """
-        return float(self._value(name, default, int | float, "must be a number"))
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return the boolean under a key of config.json, or the default if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is not a boolean.
-        """
-        return bool(self._value(name, default, bool, "must be true or false"))
-
-    def optional_id(self, name: str) -> int | None:
-        """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
-
-        Raises:
-            TransduceError: the value is neither an integer nor such a list.
-        """
-        value = self.content.get(name)
-        if isinstance(value, list) and value:
-            value = value[0]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            self.refuse(name, "must be a whole number")
-        return value
-
-    def activation(self, name: str, default: str) -> str:
-        """Return this package's name of the activation function under a key of config.json.
-
-        Args:
-            name: the key.
-            default: Hugging Face's name of the function if the key is missing or null.
-
-        Raises:
-            TransduceError: the function is not supported.
-        """
-        rule = f"must be one of {', '.join(ACTIVATIONS)}"
-        value = self._value(name, default, str, rule)
-        if value not in ACTIVATIONS:
-            self.refuse(name, rule)
-        return ACTIVATIONS[value]
-
-    def same(self, first: str, second: str) -> int:
-        """Return the common integer under two keys of config.json, for which this package has only one setting.
-
-        Raises:
-            TransduceError: a key is missing, or their values differ.
-        """
-        if self.whole(first) != self.whole(second):
-            self.refuse(first, f"must equal `{second}`, {self.content[second]!r}")
-        return self.whole(first)
-
-    def must_be(self, wanted: Mapping[str, object]) -> None:
-        """Check that keys of config.json have the required values, where a missing key is accepted.
-
-        Args:
-            wanted: the required values by key.
-
-        Raises:
-            TransduceError: a key has another value.
-        """
-        for name, value in wanted.items():
-            if self.content.get(name, value) != value:
-                self.refuse(name, f"must be {value!r}")
-
-    def refuse(self, name: str, rule: str) -> NoReturn:
-        """Raise a TransduceError for a key of config.json, whose message states the rule that the key's value breaks.
-
-        Args:
-            name: the key.
-            rule: the rule, which follows the key in the sentence, such as `must be a number`.
-        """
-        raise TransduceError(
-            f"{self.location}: `{name}` {rule} for a model that can be imported, but is {self.content.get(name)!r}."
-        )
-
-    def _value(self, name: str, default: object, kind: type | UnionType, rule: str) -> Any:
-        """Return the value under a key of config.json, or the default if the key is missing or null.
-
-        Args:
-            name: the key.
-            default: the default; None: the key must be present.
-            kind: the type or types of the value; a boolean is no number.
-            rule: the rule that a value of another type breaks, for the message.
-        """
-        value = self.content.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise TransduceError(f"{self.location} must set `{name}`, but does not.")
-        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-            self.refuse(name, rule)
-        return value
-
-
-def read_keys(config: ConfigReader, keys: Keys) -> Settings:
-    """Return a dict of the settings that a family's keys of config.json hold as they are."""
-    settings: Settings = {}
-    for setting, (name, default) in keys.items():
-        value = default(settings) if callable(default) else default
-        if isinstance(value, bool):
-            settings[setting] = config.flag(name, default=value)
-        elif isinstance(value, float):
-            settings[setting] = config.number(name, value)
-        else:
-            read = config.size if setting in ("d_model", "num_heads") else config.whole
-            settings[setting] = read(name, value)
-    return settings

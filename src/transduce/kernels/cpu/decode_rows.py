@@ -648,7 +648,7 @@ def emit_rotary_head(
     angles: Value,
     *,
     interleaved: bool,
-    kind: Any = F32,
+    element: Any = F32,
     direction: Value | None = None,
 ) -> None:
     """Emit the rotary embedding of one head, K = `width` elements, from one pointer to another.
@@ -659,7 +659,7 @@ def emit_rotary_head(
         pointers: pointers to the source and the target, which may be equal.
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
-        kind: the LLVM type of the elements.
+        element: the LLVM type of the elements.
         direction: a vector of ones, or of minus ones to rotate by the opposite angles; None: ones.
     """
     half, (source, target) = width // 2, pointers
@@ -667,7 +667,7 @@ def emit_rotary_head(
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         sine = sine if direction is None else k.build.fmul(sine, direction)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
-        first, second = (k.load_as_float32(source, start, kind) for start in starts)
+        first, second = (k.load_as_float32(source, start, element) for start in starts)
         if interleaved:
             first, second = (k.shuffle(first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
         rotated = (
@@ -678,4 +678,4 @@ def emit_rotary_head(
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
             rotated = (k.shuffle(*rotated, pairs[: k.lanes]), k.shuffle(*rotated, pairs[k.lanes :]))
         for start, value in zip(starts, rotated, strict=True):
-            k.store_float32_as(value, target, start, kind)
+            k.store_float32_as(value, target, start, element)

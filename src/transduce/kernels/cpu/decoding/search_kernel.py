@@ -313,20 +313,20 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
     return k.load_variable(ended, first)
 
 
-def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
+def _record(fields: Fields, select: Fields, prefix: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
     """Emit the recording of a selected candidate as a finished hypothesis, unless its total is -inf (an empty slot).
 
-    `kind` is the prefix of the candidates' arrays, "live" or "ended"; `numbers` are the sentence, its index in the
+    `prefix` is that of the candidates' arrays, "live" or "ended"; `numbers` are the sentence, its index in the
     input batch, and the candidate. In sampling every candidate is recorded, as -inf marks samples that have ended.
     """
     k, (sentence, index, candidate) = fields.k, numbers
-    total = select.element(f"{kind}_totals", candidate)
+    total = select.element(f"{prefix}_totals", candidate)
     exists = k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))
     with k.when(k.build.or_(exists, _is_sampling(fields))):
-        parent = select.element(f"{kind}_parents", candidate, I64)
+        parent = select.element(f"{prefix}_parents", candidate, I64)
         row = k.add(k.mul(sentence, fields.get("width")), parent)
-        token = select.element(f"{kind}_tokens", candidate, I64)
-        value = select.element(f"{kind}_scores", candidate)
+        token = select.element(f"{prefix}_tokens", candidate, I64)
+        value = select.element(f"{prefix}_scores", candidate)
         own = k.build.sub(candidate, k.mul(sentence, fields.get("beam_size")))
         k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)), own)
 

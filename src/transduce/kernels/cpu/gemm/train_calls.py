@@ -270,7 +270,7 @@ def require_gemm_tile(dtype: torch.dtype) -> Tile:
 
 def gemm_emitter_of(tile: Tile) -> type[GemmEmitter]:
     """Return the class that emits the training GEMMs for a `Tile`: float32, bfloat16, or bfloat16 with AMX."""
-    if tile.kind == "floats":
+    if tile.format == "floats":
         return Float32GemmEmitter if tile.lanes == AVX512_TILE.lanes else Avx2GemmEmitter
     return AmxGemmEmitter if tile.amx else GemmEmitter
 

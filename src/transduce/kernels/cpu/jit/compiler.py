@@ -234,10 +234,10 @@ def find_integer_tile() -> Tile | None:
     if features.get("avx512bw") and not narrow:
         has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
         return AVX512_TILE._replace(
-            kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
+            format="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
         )
     if features.get("avx2") and features.get("fma"):
-        return AVX2_TILE._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
+        return AVX2_TILE._replace(format="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
 
 
@@ -253,15 +253,16 @@ def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
     return request is not None and bool(request())
 
 
-def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
+def find_float_tile(format: Literal["pairs", "floats"]) -> Tile | None:
     """Return the `Tile` for bfloat16 (`pairs`) or float32 (`floats`) GEMMs; None if there are no such kernels.
 
     bfloat16 needs AVX-512's instruction for pairs of bfloat16 numbers.
     """
     tile = find_integer_tile()
-    if tile is None or kind == "floats":
-        return tile and tile._replace(kind=kind, amx=False)
-    return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == AVX512_TILE.lanes and _has_pairs() else None
+    if tile is None or format == "floats":
+        return tile and tile._replace(format=format, amx=False)
+    has_pairs = tile.lanes == AVX512_TILE.lanes and _has_pairs()
+    return tile._replace(format=format, amx=_has_amx_pairs()) if has_pairs else None
 
 
 @cache

@@ -568,7 +568,7 @@ def _emit_rotation(k: KernelBuilder, kind: Any, width: int, *, interleaved: bool
                 column = k.mul(head, width)
                 source, target = (k.element_pointer(each, column, kind) for each in pointers)
                 emit_rotary_head(
-                    k, width, (source, target), angles, interleaved=interleaved, kind=kind, direction=direction
+                    k, width, (source, target), angles, interleaved=interleaved, element=kind, direction=direction
                 )
             with k.loop(rotated, end, k.lanes) as column:
                 k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
