@@ -1,5 +1,7 @@
 """Test imported Hugging Face encoders with heads: classes and masked words equal those of transformers."""
 
+import gzip
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from sentencepiece import SentencePieceTrainer
 
 import transduce
 from transduce.commands.main import main
@@ -16,6 +19,8 @@ from transduce.inference.classifier import Classifier, load_classifier
 from transduce.inference.embedder import load_embedder
 from transduce.inference.mask_filler import Filler, load_filler
 from transduce.inference.tagger import load_tagger
+from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer
+from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer, ImportedVocabulary
 from transduce.tasks.train import train
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
@@ -481,3 +486,76 @@ def test_training_starts_from_an_imported_roberta(
         assert set(opened("I like tea.").probabilities) == {"fish", "none"}
     else:
         assert load_filler(tmp_path / "run", device="cpu", threads=1)("I <mask> tea.").masks
+
+
+# --- tokenizers of MPNet and ALBERT ---
+
+
+def own_ids(folder: Path, model_type: str, lines: list[str]) -> list[list[int]]:
+    files = TokenizerFiles(lambda name: (folder / name).read_bytes() if (folder / name).exists() else None, str(folder))
+    known = ModelIds(model_type=model_type, sizes=(4000, 4000), pad_id=1 if model_type == "mpnet" else 0, eos_id=None)
+    vocabulary = ImportedTokenizer(import_tokenizer(files, known)).source
+    assert isinstance(vocabulary, ImportedVocabulary)
+    return [list(vocabulary.with_special_tokens(ids)) for ids in vocabulary.encode_batch(lines)]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"sep_token": "[SEP]"}])
+def test_a_folder_of_mpnet_is_read_as_by_transformers(settings: dict[str, Any], name: str, tmp_path: Path) -> None:
+    """Its text stands between <s> and </s>, although the vocabulary has [CLS] and [SEP] too."""
+    words = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "<mask>",
+        *"hHab我",
+        "##e",
+        "##l",
+        "##é",
+    ]
+    (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in words), "utf-8")
+    (tmp_path / "config.json").write_text('{"model_type": "mpnet"}', "utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    theirs = peers().MPNetTokenizer.from_pretrained(tmp_path)
+    if name == "tokenizer.json":
+        theirs.save_pretrained(tmp_path)
+        (tmp_path / "vocab.txt").unlink()
+    lines = ["Hell hell", "helé HELL", "我 a", "a <mask>b", "x [CLS]"]
+    assert own_ids(tmp_path, "mpnet", lines) == theirs(lines)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"do_lower_case": False}, {"keep_accents": True}, {"tokenizer_class": "PreTrainedTokenizerFast"}]
+)
+def test_a_folder_of_albert_is_read_as_by_transformers(
+    settings: dict[str, Any], data_folder: Path, tmp_path: Path
+) -> None:
+    """The class builds all steps but the table of characters anew, whatever tokenizer.json has."""
+    training, lines = list[str](), ["", "``a'' [MASK] b", "①  ﬁ É"]
+    for name in ("zh-en/train.zh", "de-en/train.de", "de-en/train.en"):
+        if not (path := data_folder / f"tatoeba-{name}.gz").is_file():
+            pytest.skip(f"{path} is missing")
+        content = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
+        training, lines = training + content[:1000], lines + content[20_000:21_000]
+    model = io.BytesIO()
+    options = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
+    options |= {"model_type": "unigram", "vocab_size": 2200, "character_coverage": 0.99, "minloglevel": 2}
+    SentencePieceTrainer.train(sentence_iterator=iter(training), model_writer=model, **options)
+    (tmp_path / "spiece.model").write_bytes(model.getvalue())
+    (tmp_path / "config.json").write_text('{"model_type": "albert"}', "utf-8")
+    with pytest.raises(TransduceError, match=r"must hold a tokenizer\.json for a model of the type albert"):
+        own_ids(tmp_path, "albert", lines)
+    peers().AlbertTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    (tmp_path / "spiece.model").unlink()
+    stored = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    stored["normalizer"]["normalizers"].append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored), "utf-8")
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "unk_token": "<unk>"}
+    settings = names | {"pad_token": "<pad>"} | settings
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+    assert own_ids(tmp_path, "albert", lines) == peers().AutoTokenizer.from_pretrained(tmp_path)(lines)["input_ids"]

@@ -417,46 +417,6 @@ def test_a_folder_of_bert_is_read_as_by_transformers(
     check_ids(theirs, vocabulary, lines)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
-@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False}, {"sep_token": "[SEP]"}])
-def test_a_folder_of_mpnet_is_read_as_by_transformers(settings: dict[str, Any], name: str, tmp_path: Path) -> None:
-    """Its text stands between <s> and </s>, although the vocabulary has [CLS] and [SEP] too."""
-    words = ["<s>", "<pad>", "</s>", "<unk>", *BERT_NAMES.values(), *"hHab我", "##e", "##l", "##o", "##é", "<mask>"]
-    write(tmp_path, "vocab.txt", "".join(f"{word}\n" for word in words).encode())
-    write(tmp_path, "config.json", {"model_type": "mpnet"})
-    write(tmp_path, "tokenizer_config.json", settings)
-    theirs = peers().MPNetTokenizer.from_pretrained(tmp_path)
-    if name == "tokenizer.json":
-        theirs.save_pretrained(tmp_path)
-        (tmp_path / "vocab.txt").unlink()
-    vocabulary = our_tokenizer(tmp_path, "mpnet", pad_id=1).source
-    assert isinstance(vocabulary, ImportedVocabulary)
-    check_ids(theirs, vocabulary, ["Hello hello", "helé HELLO", "我 a", "a <mask>b", "x [CLS]"])
-
-
-@pytest.mark.parametrize(
-    "settings", [{}, {"do_lower_case": False}, {"keep_accents": True}, {"tokenizer_class": "PreTrainedTokenizerFast"}]
-)
-def test_a_folder_of_albert_is_read_as_by_transformers(
-    settings: dict[str, Any], texts: Texts, train: Callable[..., bytes], tmp_path: Path
-) -> None:
-    """The class builds all steps but the table of characters anew, whatever tokenizer.json has."""
-    options = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]}
-    write(tmp_path, "spiece.model", train("unigram", **options))
-    write(tmp_path, "config.json", {"model_type": "albert"})
-    with pytest.raises(TransduceError, match=r"must hold a tokenizer\.json for a model of the type albert"):
-        our_tokenizer(tmp_path, "albert", pad_id=0)
-    peers().AlbertTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    (tmp_path / "spiece.model").unlink()
-    content = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
-    content["normalizer"]["normalizers"].append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-    write(tmp_path, "tokenizer.json", content)
-    write(tmp_path, "tokenizer_config.json", BERT_NAMES | {"unk_token": "<unk>", "pad_token": "<pad>"} | settings)
-    vocabulary = our_tokenizer(tmp_path, "albert", pad_id=0, eos_id=3).source
-    assert isinstance(vocabulary, ImportedVocabulary)
-    check_ids(peers().AutoTokenizer.from_pretrained(tmp_path), vocabulary, [*texts.lines, "``a'' [MASK] b"])
-
-
 def test_a_byte_level_folder_without_a_class_is_read_as_by_transformers(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     trained = tokenizers.ByteLevelBPETokenizer()
