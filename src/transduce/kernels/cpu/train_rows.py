@@ -19,10 +19,9 @@ from transduce.kernels.cpu.jit.compiler import (
     compile_kernels,
     find_integer_tile,
     kernel_of,
-    new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.tile import Tile
 
 # --- emitted kernels ---
@@ -232,7 +231,7 @@ class RowKernelEmitter:
         result = k.variable(value)
         with k.when(k.is_nonzero(args.residual)):
             k.store(k.build.fadd(value, k.load_as_float32(k.pointer(args.residual), number, self.kind)), result)
-        k.store_float32_as(k.load_variable(result, value), k.pointer(args.out), number, self.kind)
+        k.store_float32_as(k.load_variable(result), k.pointer(args.out), number, self.kind)
 
     def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
         """Emit random bytes for a block of 64 elements; yield each vector's first index in the block, and its bytes.
@@ -278,7 +277,7 @@ class RowKernelEmitter:
             gated = k.build.select(is_closed, k.splat(0.0), value)
             self._store(gated, args.gated, row, args.width, column)
             k.store(gated, passed)
-        return k.load_variable(passed, value)
+        return k.load_variable(passed)
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
@@ -360,7 +359,7 @@ class RowKernelEmitter:
             with_kept = k.variable(result)
             with k.when(k.is_nonzero(args.kept)):
                 k.store(k.build.fadd(self._load(args.kept, row, width, column), result), with_kept)
-            self._store(k.load_variable(with_kept, result), args.out, row, width, column)
+            self._store(k.load_variable(with_kept), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
         """Emit code that zeros the scratch arrays in which a thread sums a norm's weight and bias gradients."""
@@ -384,11 +383,11 @@ class RowKernelEmitter:
                 total_sum = k.variable(k.load_floats(target))
                 with k.loop(0, threads) as thread_index:
                     offset = k.add(k.mul(k.add(k.mul(thread_index, 2), number), width), column)
-                    sum_so_far = k.load_variable(total_sum, k.splat(0.0))
+                    sum_so_far = k.load_variable(total_sum)
                     k.store(
                         k.build.fadd(sum_so_far, k.load_floats(k.pointer(args.thread_gradients), offset)), total_sum
                     )
-                k.store(k.load_variable(total_sum, k.splat(0.0)), target)
+                k.store(k.load_variable(total_sum), target)
 
     def _square(self, value: Value) -> Value:
         """Return the elementwise square of a vector."""
@@ -549,6 +548,7 @@ class ScatterArguments(NamedTuple):
     """The index of the row of `total` to which nothing is added, such as that of padding; -1: none."""
 
 
+@outlined
 def emit_scatter(k: KernelBuilder, kind: Any) -> None:
     """Emit the kernel `scatter` for rows to add in float32 (`kind` F32) or bfloat16 (I16).
 
@@ -733,9 +733,14 @@ def _run_activation(
 @cache
 def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
     """Return a dict with the kernels `activate` and `activate_backward` of an activation, compiled on first use."""
-    k = new_builder("activation", require_integer_tile())
-    ActivationEmitter(k, LLVM_TYPES[dtype], name).write()
-    return compile_kernels(k, ActivationEmitter.names)
+    kind, names = LLVM_TYPES[dtype], ActivationEmitter.names
+    return compile_kernels("activation", require_integer_tile(), names, lambda k: _emit_activation(k, kind, name))
+
+
+@outlined
+def _emit_activation(k: KernelBuilder, kind: Any, name: str) -> None:
+    """Emit the kernels `activate` and `activate_backward` of an activation, for elements of an LLVM type."""
+    ActivationEmitter(k, kind, name).write()
 
 
 @cache
@@ -744,6 +749,11 @@ def row_kernels(dtype: torch.dtype, tile: Tile | None = None) -> dict[str, Compi
 
     The kernels are compiled on first use, for the vector length of `tile`; None: this processor's.
     """
-    k = new_builder("rows", tile or require_integer_tile())
-    RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
-    return compile_kernels(k, RowKernelEmitter.names)
+    kind, names = LLVM_TYPES[dtype], RowKernelEmitter.names
+    return compile_kernels("rows", tile or require_integer_tile(), names, lambda k: _emit_row_kernels(k, kind))
+
+
+@outlined
+def _emit_row_kernels(k: KernelBuilder, kind: Any) -> None:
+    """Emit the row-wise training kernels for elements of an LLVM type."""
+    RowKernelEmitter(k, kind).write()

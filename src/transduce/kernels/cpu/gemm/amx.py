@@ -47,7 +47,7 @@ def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
         kinds = (*MICRO_KERNEL_TYPES, I64, POINTER, I64)
-        with k.function(f"amx_{tile.kind}_{epilogue}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
+        with k.function(f"amx_{tile.format}_{epilogue}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
             _Blocks(k, tile, epilogue, parts, MicroKernelArguments(*arguments)).write(rows, ahead, lines)
 
 
@@ -78,20 +78,20 @@ def emit_rows(
     sub_blocks = k.mul(registers, tile.vectors // 2)
     lines = k.build.sdiv(k.add(sub_blocks, tile.columns - 1), sub_blocks)
     if tile.elements_per_activation == 2:
-        k.call(f"amx_{tile.kind}_{epilogue}_2", *args, rows, ahead, lines)
+        k.call(f"amx_{tile.format}_{epilogue}_2", *args, rows, ahead, lines)
         return
     # A remainder of more than 16 rows also counts as a block of 32.
     rest = k.build.srem(rows, k.int64(2 * REGISTER_ROWS))
     is_at_most_16 = k.build.icmp_signed("<=", rest, k.int64(REGISTER_ROWS))
     whole_blocks = k.build.select(is_at_most_16, k.build.sub(rows, rest), rows)
     with k.when(k.build.icmp_signed(">", whole_blocks, k.int64(0))):
-        k.call(f"amx_{tile.kind}_{epilogue}_2", *args, whole_blocks, ahead, lines)
+        k.call(f"amx_{tile.format}_{epilogue}_2", *args, whole_blocks, ahead, lines)
     with k.when(k.build.icmp_signed("<", whole_blocks, rows)):
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
         prefetched = k.mul(lines, k.build.sdiv(whole_blocks, k.int64(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.element_pointer(ahead, k.mul(prefetched, tile.weight_bytes), I8)
         args, rest = arguments_from(whole_blocks), k.build.sub(rows, whole_blocks)
-        k.call(f"amx_{tile.kind}_{epilogue}_1", *args, rest, ahead, lines)
+        k.call(f"amx_{tile.format}_{epilogue}_1", *args, rest, ahead, lines)
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:
@@ -148,7 +148,7 @@ def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value
 
     `fetched` is a stack variable with the number of bytes that are prefetched already; the code increases the number.
     """
-    start = k.load_variable(fetched, count)
+    start = k.load_variable(fetched)
     stop = k.add(start, count)
     with k.loop(start, stop, REGISTER_BYTES) as byte:
         k.prefetch(k.element_pointer(pointer, byte, I8), level=2)
@@ -187,9 +187,9 @@ class _Blocks:
             for vector in range(0, self.tile.vectors, 2):
                 self._multiply(row, vector, each_step)
                 for number in range(2 * self.parts):
-                    offset = k.add(k.load_variable(self.side, none), number * self.size)
+                    offset = k.add(k.load_variable(self.side), number * self.size)
                     store(k, number, k.element_pointer(self.sums, offset, I32))
-                k.store(k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)), self.side)
+                k.store(k.build.sub(k.int64(4 * self.size), k.load_variable(self.side)), self.side)
                 k.store(row, self.row_before)
                 k.store(k.int64(vector * self.tile.lanes), self.column_before)
                 k.store(k.minimum(k.build.sub(rows, row), k.int64(self.max_rows)), self.count_before)
@@ -228,8 +228,8 @@ class _Blocks:
 
     def _finish(self, first: Value, last: Value) -> None:
         """Emit the epilogue (bias, ReLU, store) of rows [first, last) of the previous sub-block of sums."""
-        k, tile, none = self.k, self.tile, self.k.int64(0)
-        row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
+        k, tile = self.k, self.tile
+        row_before, column = k.load_variable(self.row_before), k.load_variable(self.column_before)
         out = k.add(k.mul(row_before, self.arguments.stride), column)
         args = self.arguments._replace(
             scales=k.element_pointer(self.arguments.scales, row_before),
@@ -238,13 +238,13 @@ class _Blocks:
             bias=k.element_pointer(self.arguments.bias, column),
             out=k.element_pointer(self.arguments.out, out, output_type(self.epilogue)),
         )
-        sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)))
+        sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side)))
         initial, kind = (args.bias, F32) if tile.is_float else (args.initial_sums, I32)
         starts = [
             k.load(k.element_pointer(initial, vector * tile.lanes, kind), ir.VectorType(kind, k.lanes))
             for vector in range(2)
         ]
-        with k.loop(first, k.minimum(last, k.load_variable(self.count_before, none))) as row:
+        with k.loop(first, k.minimum(last, k.load_variable(self.count_before))) as row:
             # Row 16 is the first of the second part, whose sums start two tile registers later.
             part = 0 if tile.elements_per_activation == 2 else k.build.sdiv(row, k.int64(REGISTER_ROWS))
             offset = k.add(k.mul(row, tile.lanes), k.mul(part, self.size))

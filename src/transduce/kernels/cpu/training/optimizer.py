@@ -21,11 +21,10 @@ from transduce.kernels.cpu.jit.compiler import (
     find_integer_tile,
     float_bits,
     kernel_of,
-    new_builder,
     raw_kernel,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.tile import Tile
 
 # --- emitted kernels that update all parameters in one pass ---
@@ -182,7 +181,7 @@ class UpdateEmitter:
                 with branch:
                     direction = k.load_as_float32(k.pointer(args.direction), number, kind, mask=inside)
                     k.store(k.madd(negative_rate, direction, shrunk), result)
-        master = k.load_variable(result, shrunk)
+        master = k.load_variable(result)
         self._store(master, args.master, number, inside)
         return master
 
@@ -325,9 +324,13 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _FLOA
 @cache
 def _kernels() -> dict[str, CompiledKernel]:
     """Return a dict of the compiled optimizer kernels: `adam`, `apply` (another optimizer's update) and `momentum`."""
-    k = new_builder("update", require_integer_tile())
+    return compile_kernels("update", require_integer_tile(), UpdateEmitter.names, _emit_updates)
+
+
+@outlined
+def _emit_updates(k: KernelBuilder) -> None:
+    """Emit the optimizer kernels `adam`, `apply` and `momentum`."""
     UpdateEmitter(k).write()
-    return compile_kernels(k, UpdateEmitter.names)
 
 
 # --- emitted kernel that orthogonalizes matrices for Muon (`training/muon.py`) ---
@@ -478,8 +481,8 @@ class OrthogonalizeEmitter:
         with k.loop(0, elements, _SUMS * k.lanes) as start:
             for number, variable in enumerate(sums):
                 value = k.load_as_float32(k.pointer(square), k.add(start, number * k.lanes), I16)
-                k.store(k.madd(value, value, k.load_variable(variable, value)), variable)
-        total = [k.load_variable(variable, k.splat(0.0)) for variable in sums]
+                k.store(k.madd(value, value, k.load_variable(variable)), variable)
+        total = [k.load_variable(variable) for variable in sums]
         return k.intrinsic(
             "llvm.sqrt.f32", F32, k.reduce_sum(k.build.fadd(k.build.fadd(*total[:2]), k.build.fadd(*total[2:])))
         )
@@ -750,6 +753,10 @@ def orthogonalize_in_place(
 @cache
 def _orthogonalize_kernels(tile: Tile) -> dict[str, CompiledKernel]:
     """Return a dict with the compiled kernel `orthogonalize` (for Muon's matrices), whose GEMMs use a given `Tile`."""
-    k = new_builder("squares", tile)
+    return compile_kernels("squares", tile, OrthogonalizeEmitter.names, lambda k: _emit_orthogonalization(k, tile))
+
+
+@outlined
+def _emit_orthogonalization(k: KernelBuilder, tile: Tile) -> None:
+    """Emit the kernel `orthogonalize`, whose GEMMs use a given `Tile`."""
     OrthogonalizeEmitter(k, gemm_emitter_of(tile)).write()
-    return compile_kernels(k, OrthogonalizeEmitter.names)
