@@ -37,6 +37,13 @@ _BERT = {
     "scale_embeddings": False,
 }
 _DECODER = {"kind": "decoder", "scale_embeddings": False, "start_id": 1}
+_LLAMA: dict[str, Any] = _DECODER | {
+    "positions": "rotary",
+    "norm": "rms",
+    "activation": "swiglu",
+    "num_key_value_heads": 2,
+    "bias": False,
+}
 
 
 class Family(NamedTuple):
@@ -98,9 +105,14 @@ OUT = (
         _DECODER | {"positions": "learned", "max_positions": 512, "activation": "gelu-tanh"},
     ),
     Family(
-        "decoder, rotary, RMSNorm, SwiGLU, shared heads, no biases",
-        _DECODER
-        | {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2, "bias": False},
+        "decoder, learned positions from 2, ReLU",
+        _DECODER | {"positions": "learned", "max_positions": 512, "position_offset": 2},
+    ),
+    Family("decoder, rotary, RMSNorm, SwiGLU, shared heads, no biases", _LLAMA, spread=_SPREAD_GATED),
+    Family("the same, window of 8", _LLAMA | {"attention_window": 8}, spread=_SPREAD_GATED),
+    Family(
+        "the same, no window, tanh-GEGLU, scaled embeddings",
+        _LLAMA | {"activation": "geglu-tanh", "scale_embeddings": True},
         spread=_SPREAD_GATED,
     ),
     Family("decoder, bias by distance, sandwich norms", _DECODER | {"positions": "relative", "norm_order": "sandwich"}),
@@ -160,6 +172,7 @@ _BERT_LIKE = {
 _DISTILBERT = {"vocab_size": _VOCABULARY, "dim": 64, "n_layers": 4, "n_heads": 4, "hidden_dim": 128}
 _GPT2 = {"vocab_size": _VOCABULARY, "n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128}
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2}
+_ALL_WINDOWS = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
 _SEPARATE_VOCABULARIES = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": _VOCABULARY}
 
 IN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -192,8 +205,14 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("GPT2LMHeadModel", _GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
     ("LlamaForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
     ("MistralForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "sliding_window": None}),
+    ("MistralForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "sliding_window": 8}),
     ("Qwen2ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
+    ("Qwen2ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2} | _ALL_WINDOWS),
     ("Qwen3ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "head_dim": 32}),
+    ("Qwen3ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "head_dim": 32} | _ALL_WINDOWS),
+    ("Phi3ForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "pad_token_id": 0}),
+    ("GemmaForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 1, "head_dim": 32}),
+    ("OPTForCausalLM", _BERT_LIKE | _ENDS | {"ffn_dim": 128, "max_position_embeddings": 128}),
 )
 
 
@@ -215,6 +234,8 @@ def brought_in() -> Iterator[tuple[str, float]]:
 def _describe(settings: dict[str, Any]) -> str:
     if "share_encoder_decoder_embeddings" in settings:
         return "two vocabularies"
+    if settings.get("sliding_window") is not None:
+        return f"a window of {settings['sliding_window']}"
     return str(settings.get("feed_forward_proj", "one vocabulary"))
 
 

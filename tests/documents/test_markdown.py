@@ -47,6 +47,10 @@ def translate(source: str, translations: dict[str, str] | None = None) -> tuple[
         ("Hund<sub>1</sub> b", 'Hund<it id="0"/> b', 'DOG<it id="0"/> B', "DOG<sub>1</sub> B"),
         ("Gr&ouml;e<sub>1</sub> b", 'Gröe<it id="0"/> b', 'SIZE<it id="0"/> B', "SIZE<sub>1</sub> B"),
         ("a C<sub>6</sub>H<sub>12</sub>O b", 'a <x id="2"/> b', 'B <x id="2"/> A', "B C<sub>6</sub>H<sub>12</sub>O A"),
+        ("a  \nH<sub>2</sub>O b", 'a<br id="0"/><x id="1"/> b', 'B<br id="0"/><x id="1"/> A', "B  \nH<sub>2</sub>O A"),
+        ("a \\emph{b *c*} d", 'a <g id="0">b <g id="1">c</g></g> d', 'D <g id="0">C</g> A', "D \\emph{C} A"),
+        ("a \\cite{b} c", 'a <x id="0"/> c', 'C <x id="0"/> A', "C \\cite{b} A"),
+        ("C:\\U \\# a\\b", "C:\\U # a\\b", "\\b. a\\u \\. \\", "\\b. a\\u \\\\. \\\\"),
         ("a CO<sub>2</sub> b", 'a <x id="0"/> b', 'B <x id="0"/> A', "B CO<sub>2</sub> A"),
         ("a\t**b** c", 'a <g id="0">b</g> c', 'C <g id="0">b</g> A', "C **b** A"),
         ("a b", "a b", "1. *x* [y](z) <b>", "1\\. \\*x\\* \\[y\\](z) \\<b>"),
@@ -90,6 +94,7 @@ def test_inline_elements_of_markdown_move_with_their_words(
         ("a[^1]\n\n[^1]: b\n", "A[^1]\n\n[^1]: B\n"),
         ("a  \nb\n", "A  \nB\n"),
         ("![a b](c.png)\n", "![A B](c.png)\n"),
+        ("![a\\_b &amp; *c*](d)\n", "![A_B & C](d)\n"),
         ("x <kbd>Ctrl</kbd> and <br> y\n", "X <kbd>Ctrl</kbd> AND <br> Y\n"),
         ("  Name     Price\n  ------- ------\n  Table   12\n", "  Name     Price\n  ------- ------\n  Table   12\n"),
     ],
@@ -101,6 +106,17 @@ def test_markdown_block_syntax_is_kept(source: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("source", "texts", "expected"),
     [
+        (
+            "[^1]: a\n    b\n\n    c\n\n        d\n\n    e\n\nf\n",
+            ["a b", "c", "e", "f"],
+            "[^1]: A B\n\n    C\n\n        d\n\n    E\n\nF\n",
+        ),
+        ("*[A]: b\n*[C]: d\n", ["b", "d"], "*[A]: B\n*[C]: D\n"),
+        (
+            "\\begin{itemize}\n\\item a\n\\item b\n\\end{itemize}\n",
+            ["a", "b"],
+            "\\begin{itemize}\n\\item A\n\\item B \\end{itemize}\n",
+        ),
         ("[^1]: a.\n[^2]: b\nc.\n[^3]: d\n", ["a.", "b c.", "d"], "[^1]: A.\n[^2]: B C.\n[^3]: D\n"),
         ("a[^1]\n[^1]: b\n", ["a", "b"], "A[^1]\n[^1]: B\n"),
         ("> [!WARNING]\n> a\n> b\n", ["a b"], "> [!WARNING]\n> A B\n"),

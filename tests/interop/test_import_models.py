@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from transduce.acceleration import make_inference_copy, select_decoder
 from transduce.errors import TransduceError
 from transduce.inference.compiled_search import CompiledSearch, find_compiled_search
 from transduce.inference.decoding import SentenceBatch, start_search
 from transduce.inference.scorers import DecoderOnlyScorer
-from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader
+from transduce.interop.hugging_face.import_settings import IMPORT_FAMILIES, ConfigReader, names_of
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, import_model
+from transduce.interop.hugging_face.stored_names import StoredParameter, find_names
 from transduce.model.build import build_model
 from transduce.model.transformer import Decoder, Encoder, Transformer
 from transduce.search.beam import BeamOptions
@@ -50,6 +52,8 @@ GPT2 = {
     "bos_token_id": 2,
     "eos_token_id": 2,
 }
+OPT = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 24}
+OPT |= {"max_position_embeddings": 30, "bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
 LLAMA = BERT | {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 30}
 ROTATION = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ROTATION |= {"original_max_position_embeddings": 8, "rope_theta": 500.0}
@@ -98,6 +102,29 @@ DECODERS = [
     ("Qwen2ForCausalLM", LLAMA | {"num_key_value_heads": 4, "tie_word_embeddings": True}),
     ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-3}),
     ("Qwen3ForCausalLM", LLAMA | {"num_key_value_heads": 4, "attention_bias": True, "tie_word_embeddings": True}),
+    ("GemmaForCausalLM", LLAMA | {"num_key_value_heads": 1, "head_dim": 8}),
+    (
+        "GemmaForCausalLM",
+        LLAMA | {"head_dim": 4, "num_key_value_heads": 4, "hidden_act": "gelu", "attention_bias": True},
+    ),
+    ("OPTForCausalLM", OPT),
+    ("OPTForCausalLM", OPT | {"activation_function": "gelu", "enable_bias": False, "tie_word_embeddings": False}),
+    ("Phi3ForCausalLM", LLAMA | {"pad_token_id": 0, "num_key_value_heads": 2, "rms_norm_eps": 1e-3}),
+    ("Phi3ForCausalLM", LLAMA | {"pad_token_id": 0, "tie_word_embeddings": True, "sliding_window": 6}),
+    ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 2, "sliding_window": 5}),
+    ("MistralForCausalLM", LLAMA | {"num_key_value_heads": 1, "sliding_window": 30}),
+    (
+        "Qwen2ForCausalLM",
+        LLAMA | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+    ),
+    (
+        "Qwen2ForCausalLM",
+        LLAMA | {"num_key_value_heads": 4, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    ),
+    (
+        "Qwen3ForCausalLM",
+        LLAMA | {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 3, "max_window_layers": 0},
+    ),
 ]
 
 
@@ -226,6 +253,26 @@ def test_decoders_compute_and_continue_the_same(name: str, settings: dict[str, A
             written.append(newest)
         expected = theirs.generate(input_ids=ids, max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.cat(written, dim=1).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("name", "settings"), DECODERS)
+def test_decoders_have_the_same_gradients(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    theirs = peer(name, settings)
+    ours = import_peer(theirs, tmp_path)
+    content, tensors = stored(theirs, tmp_path)
+    ids = torch.randint(5, V - 2, (3, 13))
+    theirs(input_ids=ids, labels=ids).loss.backward()
+    cross_entropy(ours(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+    gradients = {each: parameter.grad for each, parameter in theirs.named_parameters()}
+    known = names_of(content["model_type"], tensors.names)
+    tables = {"source_weight": known.shared, "own_output_weight": str(known.output)}
+    for each, parameter in ours.named_parameters():
+        table = StoredParameter((tables[each],)) if each in tables else find_names(known.names, each)
+        assert table is not None
+        found = [gradients[part] for part in table.names]
+        # A weight that is stored less 1 has the gradient of what is stored.
+        expected = table.restore(found) - table.restore([torch.zeros_like(part) for part in found])
+        assert float((parameter.grad - expected).abs().max()) < 1e-5 * max(1.0, float(expected.abs().max())), each
 
 
 # Arguments of `generate`, and the equivalent search settings.
@@ -376,6 +423,10 @@ def test_the_compiled_search_finds_the_translations_of_generate(
         ("LlamaForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 2, "rope_parameters": ROTATION}),
         ("Qwen2ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "tie_word_embeddings": True}),
         ("Qwen3ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "head_dim": 64}),
+        ("GemmaForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 1, "head_dim": 64}),
+        ("OPTForCausalLM", OPT | {"vocab_size": 300, "hidden_size": 64, "ffn_dim": 128, "num_attention_heads": 2}),
+        ("Phi3ForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 2, "pad_token_id": 0}),
+        ("MistralForCausalLM", WIDE_LLAMA | {"num_key_value_heads": 2, "sliding_window": 5}),
     ],
 )
 def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
@@ -405,6 +456,9 @@ def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
 # --- what is refused ---
 
 
+MIXED_WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+
+
 def bart_content(**changes: Any) -> dict[str, Any]:
     return {"model_type": "bart", "is_encoder_decoder": True, "activation_function": "gelu"} | bart_like(**changes)
 
@@ -422,9 +476,21 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
         (BERT | {"model_type": "electra"}, "`embedding_size` must equal `hidden_size`, 16 .* but is 128"),
-        (LLAMA | {"model_type": "mistral", "sliding_window": 4096}, "`sliding_window` must be None .* but is 4096"),
-        (LLAMA | {"model_type": "qwen2", "use_sliding_window": True}, "`use_sliding_window` must be False"),
-        (LLAMA | {"model_type": "qwen3", "use_sliding_window": True}, "`use_sliding_window` must be False"),
+        (
+            LLAMA | {"model_type": "qwen2"} | MIXED_WINDOW,
+            "`sliding_window` must apply to all layers or to none .* is 4",
+        ),
+        (
+            LLAMA | {"model_type": "qwen3"} | MIXED_WINDOW,
+            "`sliding_window` must apply to all layers or to none .* is 4",
+        ),
+        (LLAMA | {"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be at least 1 .* but is 0"),
+        (LLAMA | {"model_type": "phi3", "partial_rotary_factor": 0.5}, "`partial_rotary_factor` must be 1.0"),
+        (LLAMA | {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}}, "all dimensions of a head"),
+        (LLAMA | {"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "`rope_scaling` must be of the type"),
+        (LLAMA | {"model_type": "gemma", "use_bidirectional_attention": True}, "must be None .* but is True"),
+        (OPT | {"model_type": "opt", "do_layer_norm_before": False}, "`do_layer_norm_before` must be True"),
+        (OPT | {"model_type": "opt", "word_embed_proj_dim": 8}, "`word_embed_proj_dim` must equal `hidden_size`, 16"),
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),
         (T5 | {"model_type": "t5", "dense_act_fn": "silu"}, "`dense_act_fn` must be 'relu' .* but is 'silu'"),
         (T5 | {"model_type": "t5", "is_gated_act": True}, "`is_gated_act` must be False .* but is True"),
@@ -564,7 +630,7 @@ def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type
         except TransduceError as error:
             return str(error)
 
-    supported = {"mistral": {"sliding_window": None}, "electra": {"hidden_size": 128}}
+    supported = {"electra": {"hidden_size": 128}}
     content = kind().to_dict() | supported.get(model_type, {})
     assert isinstance(settings(content), dict)
     # A language model's special ids may come from its tokenizer.

@@ -45,6 +45,14 @@ VARIANTS: dict[str, dict[str, object]] = {
         "num_key_value_heads": 2,
         "tie_output": False,
     },
+    "Mistral": {
+        "positions": "rotary",
+        "activation": "swiglu",
+        "norm": "rms",
+        "bias": False,
+        "num_key_value_heads": 1,
+        "attention_window": 3,
+    },
     "the paper's, post-norm": {"norm_order": "post"},
     "by distance": {"positions": "relative", "output_scale": 0.5, "embedding_norm": True, "output_bias": True},
     "turned in pairs, one layer used twice": {"positions": "rotary-interleaved", "share_layers": True},
@@ -111,7 +119,7 @@ def test_logits_of_a_whole_text_equal_those_of_its_steps(precision: str) -> None
 
 @torch.inference_mode()
 def test_components_without_kernels_are_left_to_pytorch() -> None:
-    others: list[dict[str, object]] = [{"attention_window": 3}, {"norm": "batch"}, {"d_ff": 120}]
+    others: list[dict[str, object]] = [{"norm": "batch"}, {"d_ff": 120}]
     for changes in others:
         model, _ = build("fp32", changes)
         assert isinstance(start_prompts(model, PROMPTS, LENGTHS), PromptState)
@@ -132,7 +140,9 @@ def continuing(model: Decoder, prompts: list[list[int]], context: int = 500) -> 
 
 @pytest.mark.parametrize("rules", RULES, ids=["no rules", "rules"])
 @pytest.mark.parametrize("beam_size", [1, 3])
-@pytest.mark.parametrize("changes", [VARIANTS["Llama"], VARIANTS["GPT-2"] | {"max_positions": 500}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [VARIANTS["Llama"], VARIANTS["GPT-2"] | {"max_positions": 500}, VARIANTS["Mistral"]], ids=str
+)
 @torch.inference_mode()
 def test_the_compiled_search_continues_prompts_as_step_by_step(
     changes: dict[str, object], beam_size: int, rules: list[Rule]

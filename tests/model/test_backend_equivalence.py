@@ -67,7 +67,7 @@ LISTED: dict[tuple[str, str], dict[str, Any]] = {
     ("attention scale", "default"): {},
     ("attention scale", "other"): {"attention_scale": 0.3},
     ("attention window", "none"): {},
-    ("attention window", "some"): {"attention_window": 2},
+    **{("attention window", name): {"attention_window": 2} for name in ("past", "some")},
     ("key value heads", "equal"): {},
     ("key value heads", "shared"): {"num_key_value_heads": 1},
     ("value width", "equal"): {"d_k": 16, "d_v": 16},
@@ -124,6 +124,9 @@ THOROUGH = [
     {"num_key_value_heads": 1},
     LISTED["positions", "relative"],
     LISTED["positions", "rotary"],
+    {"attention_window": 2},
+    {"attention_window": 1, "positions": "rotary", "num_key_value_heads": 1},
+    {"attention_window": 2, **LISTED["positions", "relative"]},
 ]
 # Encoders share the emitted code with the encoder of a Transformer, so some components vary at once.
 BERT: dict[str, Any] = {

@@ -71,7 +71,7 @@ _SHARED_MODULES = {
     **dict.fromkeys(("classify", "tag", "parse", "fill-mask", "embed", "forecast"), "tasks"),
     **dict.fromkeys(("evaluate", "compare", "score", "estimate-quality"), "evaluation"),
     **dict.fromkeys(("export", "import", "import-tutorial", "quantize"), "conversion"),
-    **dict.fromkeys(("experiment", "paper"), "experiments"),
+    **dict.fromkeys(("experiment", "paper", "plot"), "experiments"),
     **dict.fromkeys(("check-install", "doctor", "verify", "verify-resume"), "checks"),
 }
 """Dict: command → module that it shares with others, and which has its functions, such as `add_tag_arguments` and

@@ -4,10 +4,11 @@ Code, links' targets, formulas, front matter, HTML tags and the layout of blocks
 """
 
 import re
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import unescape
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, Literal, NamedTuple
 
 from transduce.documents.formats import Source
@@ -81,11 +82,11 @@ _DIRECTIVE = re.compile(r""" *(?:(?:!!!|\?\?\?\+?) +[A-Za-z][\w -]*+(?:"(?P<titl
 
 
 def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines of Markdown without the four columns that indent the content of MkDocs' notes and tabs.
+    """Yield lines of Markdown without the four columns that indent the content of footnotes and of MkDocs' notes.
 
     CommonMark would take such content for code, unless it continues the line above.
     """
-    opened: list[int] = []  # the indentation of each note around a line
+    opened: list[int] = []  # the indentation of each block around a line
     is_fenced = False
     for line in lines:
         if line.strip():
@@ -95,7 +96,7 @@ def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
                 opened.pop()
             line = " " * (indentation - 4 * len(opened)) + text if opened else line
             is_fenced ^= re.match(r" *(?:```|~~~)", line) is not None
-            if not is_fenced and _DIRECTIVE.match(line):
+            if not is_fenced and (text.startswith(_FOOTNOTE) or _DIRECTIVE.match(line)):
                 opened.append(indentation)
         yield line
 
@@ -158,6 +159,7 @@ class _Reader:
         return located
 
     def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
+        lines = [_Line(start + len(text) - len(text.lstrip()), text.lstrip()) for start, text in lines]
         directive = _DIRECTIVE.match(lines[0].text)
         if title := directive and (directive["title"] or directive["tab"]):
             start = lines[0].start + lines[0].text.index(title)
@@ -241,21 +243,22 @@ _TITLED = re.compile(r":::+ ?[\w-]++(?:\[| +)(?P<title>(?<=\[)[^\]\n]++(?=\])|(?
 """The line above a note of Docusaurus or VuePress with a title, such as `::: tip Title`."""
 _COPIED_LINE = re.compile(r":::|\{:[^{}]*\}\s*\Z")  # a directive, or attributes of the block
 _ALERT = re.compile(r"\[![A-Za-z]{1,20}\]")
-_NOTE = re.compile(r"\[\^[^\]\s]{1,100}\]:")
+_NOTE = re.compile(r"(?:\[\^[^\]\s]{1,100}|\*\[[^\]\n]{1,100})\]:")
+_NEW_TEXT = re.compile(rf"{_NOTE.pattern}|\\item(?![A-Za-z])")
 _DEFINITION = re.compile(r":[ \t]+(?=\S)")
 
 
 def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
     """Yield lists of lines, one for each text of a CommonMark paragraph that Markdown extensions divide.
 
-    Footnotes, terms and their definitions are texts of their own. So is the first line of an alert. Directives (`:::`)
-    and attributes (`{: .name}`) are left out.
+    Footnotes, abbreviations, terms and their definitions are texts of their own. So is the first line of an alert.
+    Directives (`:::`) and attributes (`{: .name}`) are left out.
     """
     first = next((number for number, line in enumerate(lines) if _DEFINITION.match(line.text)), 0)
     text: list[_Line] = []
     for number, line in enumerate(lines):
         definition, is_copied = _DEFINITION.match(line.text), _COPIED_LINE.match(line.text) is not None
-        is_new = definition is not None or is_copied or number < first or _NOTE.match(line.text) is not None
+        is_new = definition is not None or is_copied or number < first or _NEW_TEXT.match(line.text) is not None
         if text and (is_new or (number == 1 and _ALERT.match(lines[0].text))):
             yield text
             text = []
@@ -327,11 +330,25 @@ _OPAQUE = re.compile(
     r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
 )
-_EDGE = re.compile(r"\A(?:\[[ xX]\](?=\s)|\[![A-Za-z]{1,20}\][+-]?|\[\^[^\]\s]{1,100}\]:)|\{[#.:][^{}\n]{0,200}\}\s*\Z")
+# Commands of LaTeX that stand for a word, those that stand for none, and those that format the words in their braces.
+_LATEX_WORD = re.compile(
+    r"\\(?:[A-Za-z]{0,8}(?:[Cc]ite|ref|includegraphics|url)[a-z]{0,8}\*?(?:\[[^\]\n]{0,200}\]){0,2}\{[^{}\n]{0,200}\}"
+    r"|texttt\{[^{}\n]{0,200}\}|(?:La)?TeX(?![A-Za-z])(?:\{\})?)"
+)
+_LATEX_MARK = re.compile(
+    r"\\(?:(?:begin|end|label|[vh]space|pagestyle|bibliography|input|include)\*?\{[^{}\n]{0,200}\}(?:\[[^\]\n]{0,200}\])?"
+    r"|(?:item|noindent|newpage|clearpage|pagebreak|tableofcontents|maketitle|centering|(?:small|med|big)skip)(?![A-Za-z])"
+    r"|(?:(?:re)?newcommand|usepackage|newtheorem)(?![A-Za-z])[^\n]*)"
+)
+_LATEX_STYLE = re.compile(r"\\(?:text(?:bf|it|sc|sf|sl|rm)|emph|underline|footnote)\{(?=[^{}]{1,1000}\})")
+_EDGE = re.compile(
+    rf"\A(?:\[[ xX]\](?=\s)|\[![A-Za-z]{{1,20}}\][+-]?|{_NOTE.pattern})|\{{[#.:][^{{}}\n]{{0,200}}\}}\s*\Z"
+)
 _INLINE_TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z][\w-]*)[^<>]*?(?P<empty>/?)>", re.DOTALL)
 _VOID = re.compile("br|hr|img|input|wbr", re.IGNORECASE)
 _CODE = re.compile("code|kbd|samp|var|math|script|style|pre", re.IGNORECASE)
 _SPECIAL = set("\\`[!<&*_~${\n")
+_PUNCTUATION = set(string.punctuation)  # which a backslash escapes; before other characters it is text
 
 
 class _Inline:
@@ -364,6 +381,9 @@ class _Inline:
         opaque = _OPAQUE.match(state.src, position, state.posMax)
         if opaque is not None:
             return "opaque", opaque.end()
+        for name, pattern in (("opaque", _LATEX_WORD), ("html_inline", _LATEX_MARK), ("style", _LATEX_STYLE)):
+            if match := pattern.match(state.src, position, state.posMax):
+                return name, match.end() if name != "style" else state.src.index("}", position) + 1
         for name in ("escape", "backtick", "autolink", "html_inline", "entity", "link", "image"):
             state.pos = position
             if getattr(self.rules, name)(state, True) and state.pos > position:  # noqa: FBT003
@@ -382,8 +402,8 @@ class _Inline:
             character = state.src[position]
             name, stop = self._match(state, position) if character in _SPECIAL and character != "\n" else ("", position)
             source = state.src[position:stop]
-            if name == "link":
-                self._link(state, position, stop, parsed)
+            if name in ("link", "style"):
+                self._element(state, position, stop, parsed)
                 state.posMax = end
             elif name == "image":
                 self._image(state, position, stop, parsed)
@@ -393,7 +413,7 @@ class _Inline:
             elif name == "escape" and source[1:] == "\n":
                 parsed.breaks.append(parsed.add("break", source))
             elif name == "escape":
-                parsed.parts.append(source[1:])
+                parsed.parts.append(source[1:] if source[1] in _PUNCTUATION else source)
             elif name == "entity":
                 parsed.parts.append(unescape(source))
             elif character in "*_" or state.src.startswith("~~", position):
@@ -412,7 +432,14 @@ class _Inline:
             position = stop
         _pair_emphasis(delimiters, parsed)
 
-    def _link(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
+    def _element(self, state: Any, start: int, end: int, parsed: _Parsed) -> None:
+        """Append a link, or a command of LaTeX with words in braces, to the strings and tags of a block."""
+        if state.src[start] == "\\":
+            inner = state.src.index("{", start) + 1
+            opening = parsed.add("open", state.src[start:inner])
+            self._range(state, inner, end - 1, parsed)
+            parsed.add("close", "}", opening.id)
+            return
         label_end = self.markdown.helpers.parseLinkLabel(state, start, False)  # noqa: FBT003
         closing = state.src[label_end:end]
         if mark := _mark_kind(state.src[start + 1 : label_end], closing, text_of(parsed.parts)):
@@ -430,7 +457,8 @@ class _Inline:
         label_end = self.markdown.helpers.parseLinkLabel(state, start + 1, False)  # noqa: FBT003
         alt, after = state.src[start + 2 : label_end], state.src[label_end:end]
         if has_letters(alt) and after not in ("]", "][]"):
-            parsed.images.append(_Image(tag, "![", alt, after))
+            plain = text_of(self.parse([alt]).parts) if re.search(r"[\\*&]", alt) else alt
+            parsed.images.append(_Image(tag, "![", plain, after))
 
     def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, also_escaped: str) -> Iterator[str]:
         """Yield the words of a text as Markdown, so that lines can be broken between them.
@@ -466,7 +494,7 @@ class _Inline:
             )
             return match[0] if is_text else re.sub(r"[\[\]]", r"\\\g<0>", match[0])
 
-        text = re.sub(r"[\\`]", r"\\\g<0>", text)
+        text = re.sub(r"`|\\(?![^\W_])", r"\\\g<0>", text)
         text = re.sub(r"(?<!\s)\*|\*(?!\s)|(?<!\w)_|_(?!\w)|~(?=~|\Z)|(?<=~)~|\A~", r"\\\g<0>", text)
         text = re.sub(r"<(?=[A-Za-z/!?])|&(?=#?\w+;)", r"\\\g<0>", text)
         return re.sub(r"\[([^\[\]]*)\](?=(.?))|[\[\]]", bracket, text)
@@ -625,8 +653,8 @@ def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
     source = "".join(part if isinstance(part, str) else parsed.sources[part] for part in inner)
     previous = next((index for index in range(start - 1, -1, -1) if parsed.parts[index] != ""), start)
     before, after = parsed.parts[previous], next(iter(parsed.parts[end + 1 : end + 2]), "")
-    strings = [each for each in parsed.parts[max(0, previous - 4) : start] if isinstance(each, str)]  # with entities
-    part = formula_part("".join(strings), at_end=True)
+    beside = takewhile(lambda part: isinstance(part, str), parsed.parts[max(0, previous - 4) : start][::-1])
+    part = formula_part("".join([str(part) for part in beside][::-1]), at_end=True)  # of several strings with entities
     first = part if isinstance(before, str) and previous < start and before.endswith(part) else ""
     last = formula_part(after) if isinstance(after, str) else ""
     is_formula = isinstance(before, Tag) and _FORMULA.fullmatch(parsed.sources[before]) is not None

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from transduce.acceleration import encode_fast, select_decoder
-from transduce.errors import TransduceError
+from transduce.errors import TransduceError, explain_wrong_types
 from transduce.inference.segmentation import SegmentedText
 from transduce.model.build import EncoderDecoder
 from transduce.model.transformer import Encoder
+from transduce.model_folder.load import check_parts
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SearchSettings
 from transduce.text.sentences import find_sentences
 from transduce.text.text_settings import TrainingLines
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary
+from transduce.text.vocabulary import CONTEXT_SEPARATOR, Vocabulary, special_tokens_of
 from transduce.text.word_spans import Span
 
 # --- parts of texts ---
@@ -407,23 +408,35 @@ def check_evaluation_mode(*models: nn.Module) -> None:
         )
 
 
-@torch.inference_mode()
-def encode_by_length(model: Encoder, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Encode texts in batches of similar lengths; yield each batch as (text indices, token ids, states).
+@explain_wrong_types
+class TextEncoder:
+    """An encoder with its tokenizer, the base class of classifiers, taggers, fillers and embedders."""
 
-    The padded token ids (B, S) and the encoder's output states (B, S, D) are tensors on the model's device.
+    def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
+        check_parts(type(self).__name__, ("encoder",), (model,), tokenizer)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.length = length
+        self._special_tokens = special_tokens_of(tokenizer.source)
 
-    Args:
-        model: an encoder.
-        rows: the token ids of each text, with special tokens.
+    def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Add special tokens to the token ids of each text, truncated so that at most `length` tokens remain in all."""
+        return [self._special_tokens.frame(ids, self.length) for ids in rows]
 
-    Raises:
-        TransduceError: the model is in training mode.
-    """
-    check_evaluation_mode(model)
-    for batch in batches_by_length([len(row) for row in rows], _ENCODED_TOKENS):
-        ids = pad([rows[index] for index in batch], model.config.pad_id, model.source_weight.device)
-        yield batch, ids, encode_fast(model, ids)
+    @torch.inference_mode()
+    def _encode_by_length(self, rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """Encode texts in batches of similar lengths; yield each batch as (text indices, token ids, states).
+
+        The padded token ids (B, S) and the encoder's output states (B, S, D) are tensors on the model's device. `rows`
+        are the token ids of each text, with special tokens.
+
+        Raises:
+            TransduceError: the model is in training mode.
+        """
+        check_evaluation_mode(self.model)
+        for batch in batches_by_length([len(row) for row in rows], _ENCODED_TOKENS):
+            ids = pad([rows[index] for index in batch], self.model.config.pad_id, self.model.source_weight.device)
+            yield batch, ids, encode_fast(self.model, ids)
 
 
 def pad(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device, *, width: int = 0) -> Tensor:

@@ -14,12 +14,11 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_texts
 from transduce.errors import TransduceError, explain_wrong_types
-from transduce.inference.batching import encode_by_length
+from transduce.inference.batching import TextEncoder
 from transduce.model.transformer import Encoder
-from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import special_tokens_of
 
 
 class Classification(msgspec.Struct, frozen=True):
@@ -36,7 +35,7 @@ class Classification(msgspec.Struct, frozen=True):
 
 
 @explain_wrong_types
-class Classifier:
+class Classifier(TextEncoder):
     """An encoder that predicts the class of a text, with the names of the classes. Call it with a text or a list."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, labels: Sequence[str], *, length: int) -> None:
@@ -51,17 +50,13 @@ class Classifier:
         Raises:
             TransduceError: the numbers of labels and classes differ, or the vocabulary lacks the special tokens.
         """
-        check_parts("Classifier", ("encoder",), (model,), tokenizer)
+        super().__init__(model, tokenizer, length=length)
         if len(labels) != model.config.num_labels:
             raise TransduceError(
                 f"A model with {model.config.num_labels} classes needs as many labels, but has {len(labels)}: the "
                 "folder's files are of different models."
             )
-        self.model = model
-        self.tokenizer = tokenizer
         self.labels = tuple(labels)
-        self.length = length
-        self._special_tokens = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Classifier", self.model, f"{len(self.labels)} classes")
@@ -82,15 +77,14 @@ class Classifier:
         """Return class probabilities in the order of `labels`, (texts, classes), float32 on the CPU."""
         texts = as_texts(texts)
         probabilities = torch.empty(len(texts), len(self.labels))
-        for batch, _, states in encode_by_length(self.model, self.encode(texts)):
+        for batch, _, states in self._encode_by_length(self.encode(texts)):
             probabilities[batch] = self.model.classify(states).float().softmax(dim=-1).cpu()
         return probabilities
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts; return a list of token ids for each, with special tokens, cut to at most `length` tokens."""
         vocabulary = self.tokenizer.source
-        encoded = vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts))))
-        return [self._special_tokens.frame(ids, self.length) for ids in encoded]
+        return self.frame(vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts)))))
 
     def _classification(self, text: str, probabilities: Tensor) -> Classification:
         order = probabilities.argsort(descending=True, stable=True).tolist()

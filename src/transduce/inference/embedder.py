@@ -14,13 +14,12 @@ from typing_extensions import Unpack
 
 from transduce.argument_checks import as_path, as_texts
 from transduce.errors import TransduceError, explain_wrong_types
-from transduce.inference.batching import encode_by_length
+from transduce.inference.batching import TextEncoder
 from transduce.model.transformer import Encoder
 from transduce.model_folder.cards import POOLINGS, Pooling, find_task_card
-from transduce.model_folder.load import LoadOptions, check_parts, load_model_at, summary
+from transduce.model_folder.load import LoadOptions, load_model_at, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import special_tokens_of
 
 
 class TokenStates(msgspec.Struct, frozen=True):
@@ -33,7 +32,7 @@ class TokenStates(msgspec.Struct, frozen=True):
 
 
 @explain_wrong_types
-class Embedder:
+class Embedder(TextEncoder):
     """An encoder that maps texts to vectors. Call it with a text or a list of texts."""
 
     def __init__(
@@ -58,15 +57,11 @@ class Embedder:
         Raises:
             TransduceError: the pooling is unknown, or the vocabulary lacks the special tokens.
         """
-        check_parts("Embedder", ("encoder",), (model,), tokenizer)
+        super().__init__(model, tokenizer, length=length)
         if pooling not in POOLINGS:
             raise TransduceError(f"`pooling` must be one of {', '.join(POOLINGS)}, but is `{pooling}`.")
-        self.model = model
-        self.tokenizer = tokenizer
-        self.length = length
         self.pooling = pooling
         self.normalizes = normalizes
-        self._special_tokens = special_tokens_of(tokenizer.source)
 
     def __repr__(self) -> str:
         return summary("Embedder", self.model, f"{self.pooling} pooling", f"{self.length} tokens at most")
@@ -79,7 +74,7 @@ class Embedder:
     def vectors(self, rows: list[list[int]]) -> Tensor:
         """Return one pooled vector for each text, (B, D), float32 on the CPU, from token ids that `encode` returned."""
         vectors = torch.empty(len(rows), self.model.config.d_model)
-        for batch, ids, states in encode_by_length(self.model, rows):
+        for batch, ids, states in self._encode_by_length(rows):
             vectors[batch] = self._pooled(states.float().cpu(), (ids != self.model.config.pad_id).cpu())
         return vectors
 
@@ -87,7 +82,7 @@ class Embedder:
         """Return a list with the tokens of each text, special ones included, and the encoder's state of each token."""
         texts = as_texts(texts)
         rows, found = self.encode(texts), dict[int, TokenStates]()
-        for batch, _, states in encode_by_length(self.model, rows):
+        for batch, _, states in self._encode_by_length(rows):
             for index, row in zip(batch, states.float().cpu(), strict=True):
                 tokens = tuple(self.tokenizer.source.tokens(rows[index]))
                 found[index] = TokenStates(tokens, row[: len(tokens)].clone())
@@ -97,10 +92,6 @@ class Embedder:
         """Tokenize texts; return a list of token ids for each, with special tokens, cut to at most `length` tokens."""
         vocabulary = self.tokenizer.source
         return self.frame(vocabulary.encode_batch(list(map(vocabulary.readable, as_texts(texts)))))
-
-    def frame(self, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Add special tokens to the token ids of each text, truncated so that at most `length` tokens remain in all."""
-        return [self._special_tokens.frame(ids, self.length) for ids in rows]
 
     def _pooled(self, states: Tensor, present: Tensor) -> Tensor:
         """Pool token states (B, S, D) to one vector per text, (B, D); `present`, (B, S), is False at padding.

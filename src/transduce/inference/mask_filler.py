@@ -15,12 +15,12 @@ from transduce.acceleration import encode_fast
 from transduce.argument_checks import as_integer, as_text
 from transduce.deprecation import renamed_attribute
 from transduce.errors import TransduceError, explain_wrong_types
-from transduce.inference.batching import check_evaluation_mode
+from transduce.inference.batching import TextEncoder, check_evaluation_mode
 from transduce.model.transformer import Encoder
-from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import encode_masked, special_tokens_of, text_token_ids
+from transduce.text.vocabulary import encode_masked, text_token_ids
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Filling(msgspec.Struct, frozen=True):
 
 
 @explain_wrong_types
-class Filler:
+class Filler(TextEncoder):
     """A masked language model that is called with a text containing mask tokens, spelled as the property `mask`."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, *, length: int) -> None:
@@ -62,11 +62,7 @@ class Filler:
         Raises:
             TransduceError: the vocabulary lacks the special tokens.
         """
-        check_parts("Filler", ("encoder",), (model,), tokenizer)
-        self.model = model
-        self.tokenizer = tokenizer
-        self.length = length
-        self._special_tokens = special_tokens_of(tokenizer.source)
+        super().__init__(model, tokenizer, length=length)
         self._ordinary = torch.tensor(text_token_ids(tokenizer.source), device=model.source_weight.device)
 
     @property
@@ -122,7 +118,7 @@ class Filler:
             TransduceError: the model is in training mode.
         """
         check_evaluation_mode(self.model)
-        framed = torch.tensor([self._special_tokens.frame(ids, self.length)], device=self.model.source_weight.device)
+        framed = torch.tensor(self.frame([ids]), device=self.model.source_weight.device)
         states = encode_fast(self.model, framed)
         masked = states[0, [position + 1 for position in positions]]  # (M, D); + 1 for the initial [CLS]
         logits = self.model.project(self.model.head_states(masked)).float()  # (M, V)

@@ -14,9 +14,9 @@ from typing_extensions import Unpack
 from transduce.argument_checks import as_texts
 from transduce.data.batches import WordTokens
 from transduce.errors import TransduceError, explain_wrong_types
-from transduce.inference.batching import encode_by_length
+from transduce.inference.batching import TextEncoder
 from transduce.model.transformer import Encoder
-from transduce.model_folder.load import LoadOptions, check_parts, load_task_model, summary
+from transduce.model_folder.load import LoadOptions, load_task_model, summary
 from transduce.model_folder.read import read_encoder_folder
 from transduce.text.tagged import TaggedSpan, spans_of
 from transduce.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ class Tagging(msgspec.Struct, frozen=True):
 
 
 @explain_wrong_types
-class Tagger:
+class Tagger(TextEncoder):
     """An encoder that tags each word of a sentence. Call it with a sentence of space-separated words or with a list."""
 
     def __init__(self, model: Encoder, tokenizer: Tokenizer, tags: Sequence[str], *, length: int) -> None:
@@ -62,16 +62,13 @@ class Tagger:
         Raises:
             TransduceError: the numbers of tags and labels differ, or the vocabulary lacks the special tokens.
         """
-        check_parts("Tagger", ("encoder",), (model,), tokenizer)
+        super().__init__(model, tokenizer, length=length)
         if not model.config.token_labels or len(tags) != model.config.num_labels:
             raise TransduceError(
                 f"A tagger needs a label of each token for {len(tags)} tags, but its model has "
                 f"{model.config.num_labels}: the folder's files are of different models."
             )
-        self.model = model
-        self.tokenizer = tokenizer
         self.tags = tuple(tags)
-        self.length = length
 
     def __repr__(self) -> str:
         return summary("Tagger", self.model, f"{len(self.tags)} tags")
@@ -107,7 +104,7 @@ class Tagger:
         tags = [[""] * len(words) for words in sentences]
         probabilities = [[0.0] * len(words) for words in sentences]
         rows = encode_words(self.tokenizer.source, sentences, self.length)
-        for batch, _, states in encode_by_length(self.model, [row.ids for row in rows]):
+        for batch, _, states in self._encode_by_length([row.ids for row in rows]):
             with torch.inference_mode():
                 logits = self.model.label_tokens(states).float()  # (B, S, C)
             best, labels = logits.softmax(dim=-1).cpu().max(dim=-1)  # (B, S) each

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transduce.argument_checks import as_text
 from transduce.errors import TransduceError, count_noun
-from transduce.inference.batching import check_evaluation_mode, pad
+from transduce.inference.batching import TextEncoder, check_evaluation_mode, pad
 from transduce.inference.classifier import Classifier
 from transduce.inference.embedder import Embedder
 from transduce.inference.forecaster import Forecaster
@@ -29,7 +29,7 @@ from transduce.model.norms import normalize
 from transduce.model.transformer import Encoder
 from transduce.text.vocabulary import Vocabulary, encode_masked, special_tokens_of
 
-Reader = Translator | Generator | Filler | Classifier | Tagger | Embedder | Parser | Forecaster
+Reader = Translator | Generator | TextEncoder | Parser | Forecaster
 """A loaded model of any kind, as `transduce.load` returns it."""
 
 
@@ -442,9 +442,7 @@ def _read_embedded(embedder: Embedder, text: str) -> Reading:
     return _encoder_reading(embedder, text, answer, framed)
 
 
-def _encoder_reading(
-    reader: Filler | Classifier | Tagger | Embedder, text: str, answer: str, framed: list[int], **predictions: Any
-) -> Reading:
+def _encoder_reading(reader: TextEncoder, text: str, answer: str, framed: list[int], **predictions: Any) -> Reading:
     """Return the `Reading` of an encoder.
 
     `framed` are the token ids that the model reads, with special tokens, and `predictions` are fields of the `Reading`

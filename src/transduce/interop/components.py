@@ -146,7 +146,7 @@ EXPORTABLE = {
     "norm_order": "pre post sandwich",
     "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
-    "attention_window": "none some",
+    "attention_window": "none past some",
     "attention": "query-key-norm",
     "attention_score": "scaled dot general additive",
     "attention_kind": "soft hard",

@@ -114,6 +114,8 @@ FORMULA = (
     r"|(?<![A-Za-z\d$\\])\$(?![\s$]|\{[^\\])(?:(?=[A-Za-z_][\w.]{0,40}\$(?![A-Za-z_]))"
     r"|(?=[^$]{0,200}?(?:[\\^]|(?<![^\W\d_]{2})_))|(?!\d)(?=[^$]{0,200}?[=<>|+*])"
     rf"|(?![^$]{{0,200}}?{_FORMULA_WORD}))(?:[^$\\]|\\.){{1,200}}?{_FORMULA_END}"
+    r"|\\begin\{(?P<environment>(?:equation|align(?:ed|at)?|gather(?:ed)?|multline|eqnarray|displaymath|math|split|cases"
+    r"|array|[pbvBV]?matrix)\*?)\}.{0,1000}?\\end\{(?P=environment)\}"
     rf"|(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?{_FORMULA_WORD})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
 )
 """An expression that matches a formula of LaTeX, such as `$x^2$`; compile it with `re.DOTALL`."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS, max_sequence_length
-from transduce.interop.hugging_face import import_settings, stored_names
+from transduce.interop.hugging_face import stored_names
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
@@ -14,8 +14,8 @@ from transduce.model.layer_graph import table
 # Description of a Hugging Face class: the settings under which it computes the same as this package's models.
 
 
-ACTIVATIONS = {ours: theirs for theirs, ours in import_settings.ACTIVATIONS.items()}
-GATES = {gated: ACTIVATIONS[plain] for plain, gated in import_settings.GATES.items()}
+ACTIVATIONS = {ours: theirs for theirs, ours in stored_names.ACTIVATIONS.items()}
+GATES = {gated: ACTIVATIONS[plain] for plain, gated in stored_names.GATES.items()}
 
 
 class Family(NamedTuple):
@@ -79,7 +79,7 @@ def _written(config: ModelConfig, keys: stored_names.Keys) -> dict[str, Any]:
 
 
 # --- huggingface decoders ---
-# Hugging Face's decoder-only classes and their config.json: GPT-2, Llama and Qwen2.
+# Hugging Face's decoder-only classes and their config.json: GPT-2, OPT, and the family of Llama.
 
 
 def _gpt2_config(config: ModelConfig) -> dict[str, Any]:
@@ -156,10 +156,59 @@ LLAMA = Family(
 )
 
 
+def _opt_config(config: ModelConfig) -> dict[str, Any]:
+    return _written(config, stored_names.OPT_KEYS) | {
+        "activation_function": ACTIVATIONS[config.activation],
+        "enable_bias": config.has_feed_forward_bias,
+        "do_layer_norm_before": True,
+        "word_embed_proj_dim": config.d_model,
+        "tie_word_embeddings": config.tie_output,
+        "bos_token_id": config.start_id,
+    }
+
+
+def _opt_obstacles(config: ModelConfig) -> list[str]:
+    """Return a list of the names of the settings of biases that differ from others; OPT has all of them, or none."""
+    names = ("projection_bias", "attention_output_bias", "feed_forward_bias")
+    effective = effective_settings(config)
+    return [name for name in names if effective[name] != effective["feed_forward_bias"]]
+
+
+OPT = GPT2._replace(
+    architecture="OPTForCausalLM",
+    model_type="opt",
+    wanted=dict(GPT2.wanted) | {"position_offset": 2},
+    free=frozenset(("tie_output", "projection_bias", "attention_output_bias", "feed_forward_bias")),
+    content=_opt_config,
+    obstacles=_opt_obstacles,
+)
+
+
+def _without(config: ModelConfig, *names: str) -> dict[str, Any]:
+    """Return the class-specific keys of Llama's config.json for a model, a dict, without some keys."""
+    return {name: value for name, value in _llama_config(config).items() if name not in names}
+
+
+def _gemma_config(config: ModelConfig) -> dict[str, Any]:
+    # "gelu" would mean the tanh approximation.
+    exact = {"hidden_act": "gelu_python"} if config.activation == "geglu" else {}
+    return _without(config, "mlp_bias") | exact
+
+
+def _mistral_config(config: ModelConfig) -> dict[str, Any]:
+    return _without(config, "attention_bias", "mlp_bias") | {"sliding_window": _sliding_window(config)}
+
+
+def _sliding_window(config: ModelConfig) -> int | None:
+    """Return the number of tokens in the window of attention, with the query's own; None: there is no window."""
+    return None if config.attention_window is None else config.attention_window + 1
+
+
 def _qwen_config(config: ModelConfig, *without: str) -> dict[str, Any]:
     """Return the class-specific keys of a Qwen's config.json, a dict: Llama's, but without the keys in `without`."""
-    content = {name: value for name, value in _llama_config(config).items() if name not in without}
-    return content | {"use_sliding_window": False}
+    has_window = config.attention_window is not None
+    window = {"sliding_window": _sliding_window(config), "max_window_layers": 0} if has_window else {}
+    return _without(config, *without) | {"use_sliding_window": has_window} | window
 
 
 def _qwen2_obstacles(config: ModelConfig) -> list[str]:
@@ -171,11 +220,27 @@ def _qwen2_obstacles(config: ModelConfig) -> list[str]:
     return [name for name in _llama_obstacles(config) if name != "attention_output_bias"]
 
 
+_NO_BIAS = {"projection_bias": False, "attention_output_bias": False, "feed_forward_bias": False}
+_BIASES = frozenset(_NO_BIAS)
+GEMMA = LLAMA._replace(
+    architecture="GemmaForCausalLM",
+    model_type="gemma",
+    wanted={"positions": "rotary", "norm": "rms", "feed_forward_bias": False},
+    free=LLAMA.free - {"feed_forward_bias"},
+    content=_gemma_config,
+)
+MISTRAL = LLAMA._replace(
+    architecture="MistralForCausalLM",
+    model_type="mistral",
+    wanted=dict(LLAMA.wanted) | _NO_BIAS,
+    free=(LLAMA.free - _BIASES) | {"attention_window"},
+    content=_mistral_config,
+)
 QWEN2 = LLAMA._replace(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
-    wanted=dict(LLAMA.wanted) | {"projection_bias": True, "attention_output_bias": False, "feed_forward_bias": False},
-    free=LLAMA.free - {"projection_bias", "attention_output_bias", "feed_forward_bias"},
+    wanted=dict(LLAMA.wanted) | _NO_BIAS | {"projection_bias": True},
+    free=MISTRAL.free,
     content=lambda config: _qwen_config(config, "attention_bias", "mlp_bias"),
     obstacles=_qwen2_obstacles,
 )
@@ -183,7 +248,7 @@ QWEN3 = LLAMA._replace(
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
     wanted=dict(LLAMA.wanted) | {"attention": "query-key-norm", "feed_forward_bias": False},
-    free=LLAMA.free - {"feed_forward_bias"},
+    free=(LLAMA.free - {"feed_forward_bias"}) | {"attention_window"},
     content=lambda config: _qwen_config(config, "mlp_bias"),
 )
 
@@ -532,7 +597,10 @@ EXPORT_FAMILIES = (
     _with_head(_DISTILBERT, "ForTokenClassification", _LABELS, "num_labels", "pooler_activation"),
     _with_head(_DISTILBERT, "", _CLASSES, "pooler_activation"),
     GPT2,
+    OPT,
     LLAMA,
+    GEMMA,
+    MISTRAL,
     QWEN2,
     QWEN3,
 )

@@ -6,25 +6,12 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import stored_names as names
-from transduce.interop.hugging_face.stored_names import Settings
+from transduce.interop.hugging_face.stored_names import ACTIVATIONS, GATES, Settings, end_ids, start_id
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 # --- import settings ---
-
-
-# This package's names of activations by Hugging Face's, of which the last is written.
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu_python": "gelu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "swish": "silu",
-    "silu": "silu",
-}
-GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
 
 
 class ConfigReader:
@@ -350,29 +337,81 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Convert a Mistral's config.json to a dict of model settings, which are Llama's; a sliding window is refused."""
-    config = config.with_defaults({"sliding_window": 4096, "num_key_value_heads": 8})
-    config.must_be({"sliding_window": None})
-    return llama(config)
+    """Convert a Mistral's config.json to a dict of model settings: Llama's, with its window of attention."""
+    config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8})
+    return llama(config) | _window(config)
 
 
 def qwen2(config: ConfigReader) -> Settings:
-    """Convert a Qwen2's config.json to a dict of model settings: Llama's, but with biases of queries, keys and values.
-
-    A sliding window is refused.
-    """
-    config.must_be({"use_sliding_window": False})
-    return llama(config) | {"projection_bias": True}
+    """Convert a Qwen2's config.json to a dict of model settings: Llama's, with biases of queries, keys and values."""
+    config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 32768, "max_window_layers": 28})
+    settings = llama(config) | {"projection_bias": True}
+    if not config.flag("use_sliding_window", default=False) or not (window := _window(config)):
+        return settings
+    full = [number < config.whole("max_window_layers") for number in range(settings["num_decoder_layers"])]
+    if isinstance(types := config.content.get("layer_types"), list):
+        full = [name == "full_attention" for name in types]
+    if len(set(full)) > 1:
+        config.refuse("sliding_window", "must apply to all layers or to none")
+    return settings if full[0] else settings | window
 
 
 def qwen3(config: ConfigReader) -> Settings:
-    """Convert a Qwen3's config.json to a dict of model settings: Llama's, but with norms of queries and keys.
-
-    A sliding window is refused.
-    """
+    """Convert a Qwen3's config.json to a dict of model settings: Llama's, but with norms of queries and keys."""
     config = config.with_defaults({"head_dim": 128, "num_key_value_heads": 32})
-    config.must_be({"use_sliding_window": False})
-    return llama(config) | {"attention": "query-key-norm"}
+    bias = config.flag("attention_bias", default=False)
+    return qwen2(config) | {"projection_bias": bias, "attention": "query-key-norm"}
+
+
+def phi3(config: ConfigReader) -> Settings:
+    """Convert a Phi-3's config.json to a dict of model settings: Llama's, with a window of attention if it has one.
+
+    Positions that rotate only a part of a head, and longer ones by the scheme LongRoPE, are refused.
+    """
+    config.must_be({"partial_rotary_factor": 1.0})
+    config = config.with_defaults({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+    return llama(config) | {"dropout": config.number("resid_pdrop", 0.0)} | _window(config)
+
+
+def gemma(config: ConfigReader) -> Settings:
+    """Convert a Gemma's config.json to a dict of model settings: Llama's, with scaled embeddings and tanh-GeGLU.
+
+    The "gelu" of old files means the tanh approximation.
+    """
+    config.must_be({"use_bidirectional_attention": None})
+    defaults = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 16}
+    settings = llama(config.with_defaults(defaults)) | {"scale_embeddings": True}
+    return settings | ({"activation": "geglu-tanh"} if config.content.get("hidden_act") == "gelu" else {})
+
+
+def opt(config: ConfigReader) -> Settings:
+    """Convert an OPT's config.json to a dict of model settings of a decoder, with pre-norm and learned positions."""
+    config.must_be(
+        {"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True}
+    )
+    config = config.with_defaults({"word_embed_proj_dim": config.content.get("hidden_size")})
+    config.same("word_embed_proj_dim", "hidden_size")
+    return (
+        _special_ids(config)
+        | _read_keys(config, names.OPT_KEYS)
+        | {
+            "activation": config.activation("activation_function", "relu"),
+            "positions": "learned",
+            "position_offset": 2,
+            "scale_embeddings": False,
+        }
+    )
+
+
+def _window(config: ConfigReader) -> Settings:
+    """Return a dict with the setting of attention's window from a config.json; empty if no text is longer than it.
+
+    A window of n tokens includes the query's own, and thereby n - 1 earlier ones.
+    """
+    if config.content.get("sliding_window") is None:
+        return {}
+    size = config.size("sliding_window")
+    return {} if size >= config.whole("max_position_embeddings") else {"attention_window": size - 1}
 
 
 def _rope(config: ConfigReader) -> Settings:
@@ -394,9 +433,9 @@ def _rope(config: ConfigReader) -> Settings:
             "high_frequency_factor": rope.number("high_freq_factor", 4.0),
             "original_length": rope.whole("original_max_position_embeddings"),
         }
-    elif kind != "default":
+    elif kind != "default" or rope.number("partial_rotary_factor", 1.0) != 1.0:
         name = "rope_parameters" if "rope_parameters" in config.content else "rope_scaling"
-        config.refuse(name, "must be of the type default or llama3")
+        config.refuse(name, "must be of the type default or llama3, for all dimensions of a head")
     return settings
 
 
@@ -474,6 +513,9 @@ IMPORT_FAMILIES: Mapping[str, ImportFamily] = {
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "qwen2": ImportFamily("decoder", qwen2, names.LLAMA, stores_output=True),
     "qwen3": ImportFamily("decoder", qwen3, names.LLAMA, stores_output=True),
+    "phi3": ImportFamily("decoder", phi3, names.PHI3, stores_output=True, begins_text=True, spaced=True),
+    "gemma": ImportFamily("decoder", gemma, names.GEMMA, begins_text=True, spaced=True),
+    "opt": ImportFamily("decoder", opt, names.OPT),
 }
 # Purposes of classes whose head has no counterpart in this package, by the suffix of the class name.
 _UNSUPPORTED_HEADS = {
@@ -703,16 +745,6 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
     return {*(word[0] for word in words if word[0] not in ends), *(values.get("suppress_tokens") or ())}
 
 
-def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
-
-    The setting may be one id; without the setting, the tuple is empty.
-    """
-    value = content.get("eos_token_id")
-    listed = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
-
-
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
     """Return a set with one token id, that with which a folder's decoder starts.
 
@@ -723,14 +755,3 @@ def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
     start = start_id(generation, config)
     return {id for id in (default if start is None else start,) if isinstance(id, int)}
-
-
-def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
-
-    Args:
-        generation: the content of `generation_config.json`, which takes precedence.
-        config: the content of `config.json`.
-    """
-    ids = (content.get("decoder_start_token_id") for content in (generation, config))
-    return next((id for id in ids if isinstance(id, int)), None)

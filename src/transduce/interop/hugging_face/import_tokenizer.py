@@ -175,7 +175,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
         leading = ["<pad>", "</s>", "<mask_1>", "<mask_2>", *(f"<unk_{number}>" for number in range(2, offset))]
         ids = {piece: id + offset for id, piece in enumerate(pieces)}
         return ids | {name: id for id, name in enumerate(leading[: offset + 2])}
-    if IMPORT_FAMILIES[model_type].spaced:
+    if model_type in ("llama", "mistral"):
         return {piece: id for id, piece in enumerate(pieces)}
     raise TransduceError(f"{files.location} must hold a tokenizer.json for a model of the type {model_type}.")
 
@@ -222,6 +222,7 @@ _DEFAULT_CLASSES = {
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
+    "opt": "GPT2Tokenizer",
 }
 """A dict from `model_type` to the tokenizer class of folders that name none."""
 _BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")

@@ -14,14 +14,17 @@ from torch import Tensor
 
 from transduce.errors import TransduceError, shown_names
 
+Layout = Literal["rows", "transposed", "reversed", "flat", "minus-one"]
+
 
 class StoredParameter(NamedTuple):
     """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
 
     names: tuple[str, ...]
-    layout: Literal["rows", "transposed", "reversed", "flat"] = "rows"
+    layout: Layout = "rows"
     """The way in which the parameter is stored. `rows`: several tensors are concatenated by rows; `transposed`: as
-    (inputs, outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) as (1, rows).
+    (inputs, outputs); `reversed`: rows in reverse order; `flat`: a vector (rows,) as (1, rows); `minus-one`: each
+    number less 1, as the weights of Gemma's norms.
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -37,6 +40,8 @@ class StoredParameter(NamedTuple):
             parts = (tensor.flip(0),)
         elif self.layout == "flat":
             parts = (tensor[None],)
+        elif self.layout == "minus-one":
+            parts = (tensor - 1.0,)
         else:
             parts = tensor.split(list(sizes)) if len(self.names) > 1 else (tensor,)
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
@@ -49,6 +54,8 @@ class StoredParameter(NamedTuple):
             return parts[0].flip(0)
         if self.layout == "flat":
             return parts[0].flatten()
+        if self.layout == "minus-one":
+            return parts[0] + 1.0
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
@@ -91,8 +98,8 @@ class Names(NamedTuple):
     """This package's name of the parameter."""
     theirs: tuple[str, ...]
     """Names of the stored tensors, whose rows are concatenated."""
-    transposed: bool = False
-    """True if a matrix is stored as (inputs, outputs), not (outputs, inputs)."""
+    layout: Layout = "rows"
+    """The way in which the parameter is stored; see `StoredParameter.layout`."""
 
 
 class StoredNames(NamedTuple):
@@ -225,10 +232,10 @@ _ROBERTA_HEADS = (
 )
 
 _GPT2_NAMES = (
-    Names("layers.{n}.self_attention.projection.{p}", ("transformer.h.{n}.attn.c_attn.{p}",), transposed=True),
-    Names("layers.{n}.self_attention.output.{p}", ("transformer.h.{n}.attn.c_proj.{p}",), transposed=True),
-    Names("layers.{n}.feed_forward.inner.{p}", ("transformer.h.{n}.mlp.c_fc.{p}",), transposed=True),
-    Names("layers.{n}.feed_forward.outer.{p}", ("transformer.h.{n}.mlp.c_proj.{p}",), transposed=True),
+    Names("layers.{n}.self_attention.projection.{p}", ("transformer.h.{n}.attn.c_attn.{p}",), layout="transposed"),
+    Names("layers.{n}.self_attention.output.{p}", ("transformer.h.{n}.attn.c_proj.{p}",), layout="transposed"),
+    Names("layers.{n}.feed_forward.inner.{p}", ("transformer.h.{n}.mlp.c_fc.{p}",), layout="transposed"),
+    Names("layers.{n}.feed_forward.outer.{p}", ("transformer.h.{n}.mlp.c_proj.{p}",), layout="transposed"),
     _same_name("layers.{n}.self_attention_residual.{norm}", "transformer.h.{n}.ln_1"),
     _same_name("layers.{n}.feed_forward_residual.{norm}", "transformer.h.{n}.ln_2"),
     _same_name("norm", "transformer.ln_f"),
@@ -246,6 +253,25 @@ _LLAMA_NAMES = (
     _same_name("layers.{n}.self_attention_residual.{norm}", "model.layers.{n}.input_layernorm"),
     _same_name("layers.{n}.feed_forward_residual.{norm}", "model.layers.{n}.post_attention_layernorm"),
     _same_name("norm", "model.norm"),
+)
+_GEMMA_NAMES = tuple(
+    each._replace(layout="minus-one") if each.ours.endswith(("{norm}.{p}", "norm.{p}")) else each
+    for each in _LLAMA_NAMES
+)
+_PHI3_NAMES = (
+    Names("layers.{n}.self_attention.projection.{p}", ("model.layers.{n}.self_attn.qkv_proj.{p}",)),
+    Names("layers.{n}.feed_forward.inner.{p}", ("model.layers.{n}.mlp.gate_up_proj.{p}",)),
+    *(each for each in _LLAMA_NAMES if len(each.theirs) == 1),
+)
+_OPT_LAYER = "model.decoder.layers.{n}"
+_OPT_NAMES = (
+    *_bart_attention("layers.{n}.self_attention", f"{_OPT_LAYER}.self_attn"),
+    _same_name("layers.{n}.self_attention_residual.{norm}", f"{_OPT_LAYER}.self_attn_layer_norm"),
+    _same_name("layers.{n}.feed_forward.inner", f"{_OPT_LAYER}.fc1"),
+    _same_name("layers.{n}.feed_forward.outer", f"{_OPT_LAYER}.fc2"),
+    _same_name("layers.{n}.feed_forward_residual.{norm}", f"{_OPT_LAYER}.final_layer_norm"),
+    _same_name("norm", "model.decoder.final_layer_norm"),
+    Names("embedding.positions.weight", ("model.decoder.embed_positions.weight",)),
 )
 
 BART = StoredNames(
@@ -290,6 +316,11 @@ LLAMA = StoredNames(
     output="lm_head.weight",
     prefix="model.",
     ignored=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+)
+GEMMA = LLAMA._replace(names=_GEMMA_NAMES)
+PHI3 = LLAMA._replace(names=_PHI3_NAMES)
+OPT = StoredNames(
+    names=_OPT_NAMES, shared="model.decoder.embed_tokens.weight", output="lm_head.weight", prefix="model."
 )
 
 BERT = StoredNames(
@@ -370,7 +401,7 @@ def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
         match = _pattern(entry.ours).fullmatch(name)
         if match is not None:
             theirs = tuple(template.format(**match.groupdict()) for template in entry.theirs)
-            return StoredParameter(theirs, "transposed" if entry.transposed else "rows")
+            return StoredParameter(theirs, entry.layout)
     return None
 
 
@@ -383,7 +414,41 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-# --- keys of config.json that hold settings as they are ---
+# --- config.json: names of activations, ids of special tokens, and keys that hold settings as they are ---
+
+
+# This package's names of activations by Hugging Face's, of which the last is written.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu_python": "gelu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "swish": "silu",
+    "silu": "silu",
+}
+GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
+
+
+def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
+
+    The setting may be one id; without the setting, the tuple is empty.
+    """
+    value = content.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
+
+
+def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
+
+    Args:
+        generation: the content of `generation_config.json`, which takes precedence.
+        config: the content of `config.json`.
+    """
+    ids = (content.get("decoder_start_token_id") for content in (generation, config))
+    return next((id for id in ids if isinstance(id, int)), None)
 
 
 Settings = dict[str, Any]
@@ -473,6 +538,18 @@ GPT2_KEYS: Keys = {
     "attention_dropout": Key("attn_pdrop", 0.1),
     "norm_epsilon": Key("layer_norm_epsilon", 1e-5),
     "max_positions": Key("n_positions"),
+}
+OPT_KEYS: Keys = {
+    "source_vocabulary_size": Key("vocab_size"),
+    "target_vocabulary_size": Key("vocab_size"),
+    "num_decoder_layers": Key("num_hidden_layers"),
+    "d_model": Key("hidden_size"),
+    "d_ff": Key("ffn_dim"),
+    "num_heads": Key("num_attention_heads"),
+    "dropout": Key("dropout", 0.1),
+    "attention_dropout": Key("attention_dropout", 0.0),
+    "max_positions": Key("max_position_embeddings"),
+    "bias": Key("enable_bias", default=True),
 }
 LLAMA_KEYS: Keys = {
     "source_vocabulary_size": Key("vocab_size"),

@@ -11,7 +11,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import row_pointer
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
@@ -49,6 +49,7 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
     return k.build.select(k.build.fcmp_unordered("uno", original, original), original, result) if keeps_nan else result
 
 
+@outlined
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
@@ -70,6 +71,7 @@ def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
             _embed_row(k, (ids, row, width, table, file, scale, x), k.element_pointer(added, k.mul(position, width)))
 
 
+@outlined
 def emit_sequence_embedding(k: KernelBuilder) -> None:
     """Emit `embed_run(ids, N, D, table, file rows, scale, added, x, firsts, thread, threads)`, for whole sequences.
 
@@ -97,6 +99,7 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
         k.store(value, k.element_pointer(target, column))
 
 
+@outlined
 def emit_norms(k: KernelBuilder) -> None:
     """Emit the functions `norm_layer` (LayerNorm) and `norm_rms` (RMSNorm), which normalize each row of x.
 
@@ -119,6 +122,7 @@ def emit_norms(k: KernelBuilder) -> None:
                     k.store(value, k.element_pointer(target, column))
 
 
+@outlined
 def emit_head_norm(k: KernelBuilder, width: int) -> None:
     """Emit the function `norm_heads` (RMSNorm in place), which normalizes each head of some heads of each row.
 
@@ -216,7 +220,9 @@ class _Row(NamedTuple):
 _ATTEND = (POINTER, I64, POINTER, POINTER, I64, POINTER, POINTER, I64, POINTER, I64, I64, POINTER, POINTER, *[I64] * 3)
 
 
-def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any = F32) -> str:
+def emit_attention(
+    k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: bool, element: Any = F32, window: int | None = None
+) -> str:
     """Emit attention, equation (1), for rows of queries with a list of keys each; return the function's name.
 
     The function is emitted unless the module has it already. Its arguments are the same for every kind:
@@ -230,11 +236,20 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
 
     `scores` is scratch space of `score_capacity` ≥ L + lanes float32 for each thread. Variants `…_near` add a relative
     position bias: for each head, a row of `near` that is indexed by the key's position minus the query's. Variants
-    `…_half` read keys and values in float16.
+    `…_half` read keys and values in float16. Variants `…_window` attend only to the last `window` + 1 of a row's
+    entries.
     """
-    name = "attend_" + _name(kind, is_biased=is_biased, element=element)
-    if k.has(name):
-        return name
+    name = "attend_" + _name(kind, is_biased=is_biased, element=element) + ("" if window is None else "_window")
+    if not k.has(name):
+        _write_attention(k, heads, kind, name, is_biased=is_biased, element=element, window=window)
+    return name
+
+
+@outlined
+def _write_attention(
+    k: KernelBuilder, heads: HeadShape, kind: str, name: str, *, is_biased: bool, element: Any, window: int | None
+) -> None:
+    """Emit the function `name` of `emit_attention`, and the function that it calls for each head."""
     head = _write_head(k, heads, kind, is_biased=is_biased, element=element)
     with k.function(name, *_ATTEND) as arguments:
         queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *more = arguments
@@ -254,6 +269,13 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
                 of_row = row if kind == "lists" else k.int64(0)
                 start, count = k.int64(0), k.load(k.element_pointer(count_of, of_row, I64), I64)
                 listed, position = k.element_pointer(first_of, k.mul(row, list_stride), I32), k.add(count, -1)
+            if window is not None:
+                skipped = k.build.sub(count, k.minimum(count, k.int64(window + 1)))
+                count, position = (k.build.sub(each, skipped) for each in (count, position))
+                if kind == "run":
+                    start = k.add(start, skipped)
+                else:
+                    listed = k.element_pointer(listed, skipped, I32)
             bias = relative_bias
             if is_biased:
                 bias = k.element_pointer(relative_bias, k.build.sub(k.mul(head_number, near_stride), position))
@@ -263,7 +285,6 @@ def emit_attention(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: 
             k.call(
                 head, *_Row(query, first_key, first_value, stride, target, thread_scores, bias), start, count, listed
             )
-    return name
 
 
 def _name(kind: str, *, is_biased: bool, element: Any) -> str:
@@ -400,8 +421,14 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
     columns as the GEMM that writes x does, so each thread finds its columns in its cache.
     """
     function = f"activate_{name.replace('-', '_')}"
-    if k.has(function):
-        return function
+    if not k.has(function):
+        _write_activation(k, function, name)
+    return function
+
+
+@outlined
+def _write_activation(k: KernelBuilder, function: str, name: str) -> None:
+    """Emit the function `function` of `emit_activation`, which applies the activation `name`."""
     is_gate = name in GATED_BY
     activation = ACTIVATION_EMITTERS[GATED_BY.get(name, name)]
     with k.function(function, POINTER, I64, I64, POINTER, I64, I64) as (x, rows, width, out, *share):
@@ -415,9 +442,9 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
                 if is_gate:
                     value = k.build.fmul(value, k.load_floats(source, k.add(width, column)))
                 k.store(value, k.element_pointer(target, column))
-    return function
 
 
+@outlined
 def emit_scaling(k: KernelBuilder) -> None:
     """Emit `scale(x, N, D, factor, thread, threads)`, which multiplies x (N, D) by a float32 factor in place."""
     with k.function("scale", POINTER, I64, I64, F32, I64, I64) as (x, rows, width, factor, *share):
@@ -589,6 +616,7 @@ class GrowingTables:
         return PositionTables(added_encodings.contiguous(), angles.contiguous(), relative_bias.contiguous(), count)
 
 
+@outlined
 def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> None:
     """Emit functions `rotate_KIND(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
 
@@ -620,7 +648,7 @@ def emit_rotary_head(
     angles: Value,
     *,
     interleaved: bool,
-    kind: Any = F32,
+    element: Any = F32,
     direction: Value | None = None,
 ) -> None:
     """Emit the rotary embedding of one head, K = `width` elements, from one pointer to another.
@@ -631,7 +659,7 @@ def emit_rotary_head(
         pointers: pointers to the source and the target, which may be equal.
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
-        kind: the LLVM type of the elements.
+        element: the LLVM type of the elements.
         direction: a vector of ones, or of minus ones to rotate by the opposite angles; None: ones.
     """
     half, (source, target) = width // 2, pointers
@@ -639,7 +667,7 @@ def emit_rotary_head(
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         sine = sine if direction is None else k.build.fmul(sine, direction)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
-        first, second = (k.load_as_float32(source, start, kind) for start in starts)
+        first, second = (k.load_as_float32(source, start, element) for start in starts)
         if interleaved:
             first, second = (k.shuffle(first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
         rotated = (
@@ -650,4 +678,4 @@ def emit_rotary_head(
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
             rotated = (k.shuffle(*rotated, pairs[: k.lanes]), k.shuffle(*rotated, pairs[k.lanes :]))
         for start, value in zip(starts, rotated, strict=True):
-            k.store_float32_as(value, target, start, kind)
+            k.store_float32_as(value, target, start, element)

@@ -275,14 +275,14 @@ class ModelEmitter:
             rows: the number of rows; None: `StepArguments.rows`.
             quantized: where to write the result; None: `StepArguments.quantized`.
         """
-        k, kind = self.k, linear.tile.kind
-        if kind == "floats":
+        k, format = self.k, linear.tile.format
+        if format == "floats":
             return x
-        if not k.has(f"round_{kind}"):
+        if not k.has(f"round_{format}"):
             emit_quantization(k, linear.tile)
         result = self.pointers.quantized if quantized is None else quantized
         rows = self.arguments.rows if rows is None else rows
-        self._call(f"round_{kind}", x, rows, k.int64(linear.width), result, self.pointers.scales)
+        self._call(f"round_{format}", x, rows, k.int64(linear.width), result, self.pointers.scales)
         return result
 
     def gemm(
@@ -307,7 +307,7 @@ class ModelEmitter:
         """
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
-        name = f"product_{linear.tile.kind}_{epilogue}"
+        name = f"product_{linear.tile.format}_{epilogue}"
         if not k.has(name):
             emit_gemm(k, linear.tile, epilogue)
         sizes = self.arguments.rows if rows is None else rows, k.int64(linear.width)
@@ -362,12 +362,13 @@ class ModelEmitter:
             keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
             lists: the arguments `firsts`, `counts` and `list stride` of the function that `emit_attention` emits, which
                 say which positions a row attends to.
-            to_memory: True for cross-attention, which has no relative position bias.
+            to_memory: True for cross-attention, which has neither a relative position bias nor a window.
         """
         k, pointers = self.k, self.pointers
         first_key, stride = keys
         is_biased = self.config.positions == "relative" and not to_memory
-        name = emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type)
+        window = None if to_memory else self.config.attention_window
+        name = emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type, window=window)
         queries = pointers.projected, k.int64(query_stride)
         cache = first_key, k.element_pointer(first_key, self.heads.keys, self.cache_type), k.int64(stride)
         bias = pointers.relative_bias, self.arguments.relative_bias_stride
