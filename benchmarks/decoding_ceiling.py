@@ -31,10 +31,9 @@ from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
     kernel,
-    new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import I8, I16
+from transduce.kernels.cpu.jit.ir_builder import I8, I16, KernelBuilder
 from transduce.kernels.cpu.jit.tile import Tile
 
 SENTENCES, PASSES = 32, 7
@@ -99,7 +98,7 @@ class Product:
     def __init__(self, tile: Tile, rows: int, inputs: int, outputs: int) -> None:
         self.linear = decode.CompiledLinear(torch.randn(outputs, inputs), None, tile)
         self.x = torch.randn(rows, inputs)
-        rounded = torch.int16 if tile.kind == "words" else torch.int8
+        rounded = torch.int16 if tile.format == "words" else torch.int8
         self.rounded, self.scales = torch.empty(rows, inputs, dtype=rounded), torch.empty(rows)
         self.out = torch.empty(rows, self.linear.padded_outputs)
 
@@ -117,19 +116,21 @@ def instruction_kernel(tile: Tile) -> CompiledKernel:
     The kernel's arguments are the number of turns and an address for the sums. Each turn multiplies every sum by
     itself, and its neighbor by it where a tile multiplies two groups of inputs, so that no multiplication is left out.
     """
-    k = new_builder("instruction", tile)
-    with kernel(k, "instruction", 2) as ((turns, out), _thread, _threads):
-        sums = [k.variable(k.splat_int(number)) for number in range(_ACCUMULATORS)]
-        like = ir.Constant(k.ints, ir.Undefined)
-        weights = ir.VectorType(I16 if tile.kind == "words" else I8, tile.group * k.lanes)
-        with k.loop(0, turns):
+
+    def emit(k: KernelBuilder) -> None:
+        with kernel(k, "instruction", 2) as ((turns, out), _thread, _threads):
+            sums = [k.variable(k.splat_int(number)) for number in range(_ACCUMULATORS)]
+            like = ir.Constant(k.ints, ir.Undefined)
+            weights = ir.VectorType(I16 if tile.format == "words" else I8, tile.group * k.lanes)
+            with k.loop(0, turns):
+                for number, each in enumerate(sums):
+                    values = [k.load_variable(sums[(number + g) % _ACCUMULATORS], like) for g in range(tile.groups)]
+                    factors = [k.build.bitcast(value, weights) for value in values]
+                    k.store(decode._multiply(k, tile, values[0], factors, factors[:1] * tile.groups), each)
             for number, each in enumerate(sums):
-                values = [k.load_variable(sums[(number + g) % _ACCUMULATORS], like) for g in range(tile.groups)]
-                factors = [k.build.bitcast(value, weights) for value in values]
-                k.store(decode._multiply(k, tile, values[0], factors, factors[:1] * tile.groups), each)
-        for number, each in enumerate(sums):
-            k.store(k.load_variable(each, like), k.element_pointer(k.pointer(out), number * k.lanes))
-    return compile_kernels(k, ("instruction",))["instruction"]
+                k.store(k.load_variable(each, like), k.element_pointer(k.pointer(out), number * k.lanes))
+
+    return compile_kernels("instruction", tile, ("instruction",), emit)["instruction"]
 
 
 class Instruction:
@@ -154,7 +155,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine())
     vocabulary_tile = require_integer_tile()
-    layer_tile = vocabulary_tile if vocabulary_tile.kind == "bytes" else vocabulary_tile.with_12_bits
+    layer_tile = vocabulary_tile if vocabulary_tile.format == "bytes" else vocabulary_tile.with_12_bits
     layers, vocabulary = Instruction(layer_tile), Instruction(vocabulary_tile)
     memory = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
 

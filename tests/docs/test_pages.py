@@ -34,7 +34,7 @@ def test_the_table_of_kernels_has_all_programs_of_training() -> None:
         path.read_text("utf-8")
         for path in [*KERNELS.rglob("train_*.py"), *KERNELS.glob("training/*.py"), *KERNELS.glob("attention*.py")]
     )
-    groups = re.findall(r"names = \(([^)]+)\)|compile_kernels\(k, \(([^)]+)\)\)", sources)
+    groups = re.findall(r"names = \(([^)]+)\)|compile_kernels\([^\n]*? \(([^)]+)\), ", sources)
     programs = {name for group in groups for name in re.findall(r'"(\w+)"', "".join(group))}
     assert {"attend", "drop", "rotate", "adam"} <= programs
     assert programs - first_cells((DOCS / "training.md").read_text("utf-8")) == set()

@@ -20,7 +20,7 @@ from transduce.tasks.kinds.encoders import read_store
 from transduce.text import CorpusFiles, FilterSettings
 from transduce.text.vocabulary import special_tokens_of
 
-BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
+BYTE_LEVEL = {"gpt2": "GPT2Tokenizer", "opt": "GPT2Tokenizer", "bart": "BartTokenizer", "roberta": "RobertaTokenizer"}
 
 
 class Texts(NamedTuple):
@@ -198,15 +198,20 @@ def test_byte_level_bpe_ids_equal_those_of_transformers(family: str, saved: bool
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained.train_from_iterator(texts.training, vocab_size=1500, special_tokens=special, show_progress=False)
     trained.save_model(str(tmp_path))
-    names = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"} if family == "gpt2" else {}
+    is_decoder = family in ("gpt2", "opt")
+    names: dict[str, Any] = {"bos_token": "</s>", "eos_token": "</s>", "unk_token": "</s>"} if is_decoder else {}
+    names |= {"add_bos_token": True} if family == "opt" else {}
     theirs = getattr(peers(), BYTE_LEVEL[family]).from_pretrained(tmp_path, **names)
     theirs.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text("utf-8"))
+    write(tmp_path, "tokenizer_config.json", settings | names)
     if not saved:
         (tmp_path / "tokenizer.json").unlink()
-    ids = {"pad_id": None, "eos_id": 2} if family == "gpt2" else {"pad_id": 1, "eos_id": 2}
+    ids: dict[str, Any] = {"pad_id": None if family == "gpt2" else 1, "eos_id": 2}
     vocabulary = our_tokenizer(tmp_path, family, **ids).source
     assert isinstance(vocabulary, ImportedVocabulary)
-    check_ids(theirs, vocabulary, texts.lines, ends=family != "gpt2")
+    check_ids(theirs, vocabulary, texts.lines, ends=not is_decoder)
+    assert family != "opt" or theirs(["tea"])["input_ids"][0][0] == 2
     check_texts(theirs, vocabulary, [line for line in texts.lines[:300] if "," not in line])
     if family == "roberta" and saved:
         check_ids(theirs, vocabulary, ["I <mask> you .", "a<mask>"])
@@ -457,10 +462,10 @@ LLAMA_LINES = ["hello world", " hello <old>world  cat", "<old>the <new>cat é<ne
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "phi3"])
 @pytest.mark.parametrize("pipeline", ["Prepend", "always", "never"])
 def test_a_llama_class_replaces_the_stored_pipeline(family: str, pipeline: str, tmp_path: Path) -> None:
-    """Transformers ignores a Llama tokenizer.json's treatment of the first space; in Mistral it ignores the class."""
+    """Transformers ignores a Llama tokenizer.json's treatment of the first space; in others it ignores the class."""
     write_llama(tmp_path, pipeline)
     write(tmp_path, "config.json", {"model_type": family})
     found = []
@@ -477,7 +482,35 @@ def test_a_llama_class_replaces_the_stored_pipeline(family: str, pipeline: str, 
         found.append(vocabulary.encode_batch(LLAMA_LINES))
         assert found[-1] == theirs(LLAMA_LINES, add_special_tokens=False)["input_ids"]
         assert [vocabulary.decode(ids) for ids in found[-1][:3]] == theirs.batch_decode(found[-1][:3])
-    assert (found[0] == found[1]) == (family == "mistral")
+    assert (found[0] == found[1]) == (family != "llama")
+
+
+def test_gemma_ids_equal_those_of_transformers(tmp_path: Path) -> None:
+    content = write_llama(tmp_path, "never")
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    pattern = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    around = {"single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}
+    tokens = {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}
+    processor = {"type": "TemplateProcessing", "pair": [], "special_tokens": tokens} | around
+    write(tmp_path, "tokenizer.json", content | {"pre_tokenizer": pattern, "post_processor": processor})
+    write(tmp_path, "config.json", {"model_type": "gemma"})
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer", "add_bos_token": True} | NAMES)
+    theirs = peers().AutoTokenizer.from_pretrained(tmp_path)
+    vocabulary = our_tokenizer(tmp_path, "gemma", eos_id=2).source
+    assert isinstance(vocabulary, ImportedVocabulary)
+    check_ids(theirs, vocabulary, LLAMA_LINES, ends=False)
+    assert vocabulary.with_special_tokens([7])[:2] == [1, 7]
+
+
+@pytest.mark.parametrize("family", ["gemma", "phi3"])
+def test_a_sentencepiece_model_alone_is_no_tokenizer_of_gemma_or_phi3(family: str, tmp_path: Path) -> None:
+    """Such a model shows neither the start symbol nor the markers of a chat."""
+    model = io.BytesIO()
+    lines = iter(["hello world this is a test"] * 9)
+    SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, vocab_size=17, minloglevel=2)
+    write(tmp_path, "tokenizer.model", model.getvalue())
+    with pytest.raises(TransduceError, match=f"must hold a tokenizer.json for a model of the type {family}"):
+        our_tokenizer(tmp_path, family, eos_id=2)
 
 
 @pytest.mark.parametrize("settings", [{}, {"legacy": True}, {"legacy": False}, {"add_prefix_space": False}])

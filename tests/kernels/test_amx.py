@@ -30,7 +30,7 @@ from transduce.kernels.cpu.jit.compiler import find_float_tile, find_integer_til
 HERE = Path(__file__)
 TRAINING = ("test_gemm_kernels.py", "test_muon_kernels.py", "test_training_kernels.py")
 BEST = find_integer_tile()
-if BEST is None or BEST.kind != "bytes" or BEST.lanes != 16:
+if BEST is None or BEST.format != "bytes" or BEST.lanes != 16:
     pytest.skip("AMX is for processors with AVX-512 and VNNI, and this is none", allow_module_level=True)
 if platform.system() != "Linux" or platform.machine() != "x86_64" or shutil.which("cc") is None:
     pytest.skip("emulating AMX takes Linux on x86-64 and a C compiler", allow_module_level=True)

@@ -28,12 +28,12 @@ if BEST is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 TILES = [
     *dict.fromkeys([BEST, BEST.with_12_bits]),
-    AVX2_TILE._replace(kind="sextets"),
-    AVX2_TILE._replace(kind="words"),
+    AVX2_TILE._replace(format="sextets"),
+    AVX2_TILE._replace(format="words"),
 ]
 if BEST.lanes == AVX512_TILE.lanes:
-    TILES += [AVX512_TILE._replace(kind="sextets"), AVX512_TILE._replace(kind="words")]
-    if BEST.kind == "bytes":  # such a processor has the instruction for 256-bit registers too
+    TILES += [AVX512_TILE._replace(format="sextets"), AVX512_TILE._replace(format="words")]
+    if BEST.format == "bytes":  # such a processor has the instruction for 256-bit registers too
         TILES += [AVX2_TILE, AVX2_TILE.with_12_bits]
 pytestmark = pytest.mark.usefixtures("every_thread")
 
@@ -174,7 +174,7 @@ def test_rows_of_nan_give_nan() -> None:
 @torch.inference_mode()
 def test_activations_have_few_bits_for_the_vocabulary_and_for_long_sums_alone() -> None:
     assert BEST is not None
-    for width, layer in ((64, BEST.with_12_bits), (512, BEST if BEST.kind == "bytes" else BEST.with_12_bits)):
+    for width, layer in ((64, BEST.with_12_bits), (512, BEST if BEST.format == "bytes" else BEST.with_12_bits)):
         found = {use: make_int8_linear(torch.randn(64, width), None, use) for use in get_args(LinearUse)}
         tiles = {use: product.tile for use, product in found.items() if isinstance(product, CompiledLinear)}
         assert tiles == {"layer": layer, "memory": BEST.with_12_bits, "vocabulary": BEST}
@@ -196,7 +196,7 @@ def test_layers_that_kernels_cannot_multiply_are_refused() -> None:
 
 def test_instruction_limits_set_for_pytorch_and_onednn_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert find_integer_tile.__wrapped__() == AVX2_TILE._replace(kind="sextets")
+    assert find_integer_tile.__wrapped__() == AVX2_TILE._replace(format="sextets")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     for name, value in (
         ("ATEN_CPU_CAPABILITY", "default"),

@@ -22,7 +22,7 @@ from transduce.model.transformer import DecodingState, MemoryState, Transformer
 if find_integer_tile() is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 FLOATS, PAIRS = find_float_tile("floats"), find_float_tile("pairs")
-TILES = [tile for tile in (FLOATS, PAIRS, AVX2_TILE._replace(kind="floats")) if tile is not None]
+TILES = [tile for tile in (FLOATS, PAIRS, AVX2_TILE._replace(format="floats")) if tile is not None]
 DTYPES = [torch.float32, *([torch.bfloat16] if PAIRS is not None else [])]
 pytestmark = pytest.mark.usefixtures("every_thread")
 
@@ -111,7 +111,7 @@ def test_products_are_sums_of_float32_in_one_order(tile: Tile, threads: int) -> 
     torch.manual_seed(1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
+    dtype = torch.bfloat16 if tile.format == "pairs" else torch.float32
     for width in (48, 128):
         weight, bias = torch.randn(150, width), torch.randn(150)
         product = CompiledLinear(weight, bias, tile)

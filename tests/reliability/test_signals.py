@@ -20,7 +20,7 @@ from torch import Tensor
 from transduce.training.checkpoint import load_newest
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
-from transduce.training.interruption import AbandonedError, Interruption, ignore_hangup
+from transduce.training.stopping import AbandonedError, Interruption, ignore_hangup
 
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")

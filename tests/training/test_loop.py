@@ -24,11 +24,11 @@ from transduce.training import loop, schedule
 from transduce.training.checkpoint import FORMAT_VERSION, Environment, average_weights, load_checkpoint, load_newest
 from transduce.training.display import ProgressDisplay
 from transduce.training.events import ValidationEvent
-from transduce.training.interruption import Interruption
 from transduce.training.loop import Safeguards, Trainer, TrainResult
 from transduce.training.loss import Loss, projected_cross_entropy
 from transduce.training.schedule import constant_weight_decay
 from transduce.training.settings import ResolvedTraining
+from transduce.training.stopping import Interruption
 
 Make = Callable[..., ResolvedTraining]
 Pair = tuple[Tensor, Tensor]

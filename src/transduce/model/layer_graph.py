@@ -429,16 +429,16 @@ class _Describer:
         if actual != expected:
             raise UnknownError(f"{path} has the {quantity} {actual}, but `model.{setting}` is {expected}")
 
-    def kind(self, path: str, module: nn.Module, *kinds: type[nn.Module]) -> type[nn.Module]:
-        """Return which of the reference classes `kinds` a module computes the same function as.
+    def class_of(self, path: str, module: nn.Module, *classes: type[nn.Module]) -> type[nn.Module]:
+        """Return which of the reference classes `classes` a module computes the same function as.
 
         Raises:
             UnknownError: it is none of them; `path` names the module.
         """
-        kind = _computed_class(module)
-        if kind not in kinds:
+        found = _computed_class(module)
+        if found not in classes:
             raise UnknownError(f"{path} is of class {type(module).__name__}")
-        return kind
+        return found
 
     def model(self, model: nn.Module, facts: list[Fact]) -> ModelGraph:
         """Return the `ModelGraph` of a model: its layers and properties, by which backends are chosen.
@@ -448,8 +448,8 @@ class _Describer:
         Raises:
             UnknownError: a class or setting is unknown, or a component does not agree with the configuration.
         """
-        kind, config = _computed_class(model), self.get(model, "config")
-        if kind not in _STACKS_OF:
+        model_class, config = _computed_class(model), self.get(model, "config")
+        if model_class not in _STACKS_OF:
             raise UnknownError(f"the model is of class {type(model).__name__}")
         if unknown := unknown_settings(config):
             raise UnknownError(f"the model has the setting `model.{unknown[0]}`")
@@ -457,8 +457,8 @@ class _Describer:
         facts.append(Fact("", "class", unwrapped_class(model).__name__))
         facts.append(Fact("", "output projection", "Linear" if output is None else unwrapped_class(output).__name__))
         layers: dict[str, LayerGraph] = {}
-        if kind is not Recurrent:
-            for prefix, embedding, count in _STACKS_OF[kind]:
+        if model_class is not Recurrent:
+            for prefix, embedding, count in _STACKS_OF[model_class]:
                 facts += self.around(model, prefix, embedding)
                 layers |= self.stack(f"{prefix}layers", getattr(model, f"{prefix}layers"), getattr(config, count))
         head = getattr(model, "masked_language_head", None)
@@ -500,12 +500,12 @@ class _Describer:
 
     def embedding(self, path: str, module: Any) -> str:
         """Return the name of the position encoding that an embedding module adds: "sinusoidal", "learned" or "none"."""
-        self.kind(path, module, Embedding)
+        self.class_of(path, module, Embedding)
         if self.config is not None:
             scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
             self.must_be(path, "scale", self.get(module, "scale"), "scale_embeddings", scale)
         positions = module.positions
-        name = _EMBEDDED_POSITIONS[self.kind(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
+        name = _EMBEDDED_POSITIONS[self.class_of(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
         self.attributes_must_be(f"{path}.positions", positions, _POSITION_SETTINGS[name])
         return name
 
@@ -514,16 +514,16 @@ class _Describer:
 
         Rotary and relative positions together are "several kinds", which no backend supports.
         """
-        self.kind(path, module, StackPositions)
+        self.class_of(path, module, StackPositions)
         if self.config is not None and self.get(module, "radius") != self.config.attention_window:
             raise UnknownError(f"{path} has another window than `model.attention_window`")
         name = "none"
         if module.rotary is not None:
-            self.kind(f"{path}.rotary", module.rotary, RotaryPositions)
+            self.class_of(f"{path}.rotary", module.rotary, RotaryPositions)
             self.attributes_must_be(f"{path}.rotary", module.rotary, _POSITION_SETTINGS["rotary"])
             name = "rotary-interleaved" if self.get(module.rotary, "interleaved") else "rotary"
         if module.relative is not None:
-            self.kind(f"{path}.relative", module.relative, RelativePositions)
+            self.class_of(f"{path}.relative", module.relative, RelativePositions)
             self.attributes_must_be(f"{path}.relative", module.relative, _POSITION_SETTINGS["relative"])
             name = "relative" if name == "none" else "several kinds"
         return name
@@ -554,8 +554,8 @@ class _Describer:
 
         `prefix`, such as "decoder_layers.0.", begins the dotted names of its submodules.
         """
-        kind = self.kind(prefix[:-1], layer, EncoderLayer, DecoderLayer)
-        names = ["self_attention", *(["memory_attention"] if kind is DecoderLayer else []), "feed_forward"]
+        layer_class = self.class_of(prefix[:-1], layer, EncoderLayer, DecoderLayer)
+        names = ["self_attention", *(["memory_attention"] if layer_class is DecoderLayer else []), "feed_forward"]
         sublayers = tuple(self.sublayer(f"{prefix}{name}", name, layer) for name in names)
         return LayerGraph(sublayers, tuple(fact for sublayer in sublayers for fact in _facts(sublayer)))
 
@@ -565,7 +565,7 @@ class _Describer:
         `name` is the attribute in the layer, such as `self_attention`, and `path` its dotted name.
         """
         module, residual = getattr(layer, name), getattr(layer, f"{name}_residual")
-        self.kind(f"{path}_residual", residual, Residual)
+        self.class_of(f"{path}_residual", residual, Residual)
         before, after = (
             None if type(norm) is nn.Identity else self.norm(f"{path}_residual", norm)
             for norm in (residual.norm_before, residual.norm_after)
@@ -587,7 +587,7 @@ class _Describer:
 
         Kind and epsilon must agree with the configuration. A norm without weights is refused as unknown.
         """
-        kind = _NORMS[self.kind(path, norm, *_NORMS)]
+        kind = _NORMS[self.class_of(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
         if norm.weight is None or epsilon is None or (kind == "layer" and norm.bias is None):
             raise UnknownError(f"{path} has a norm without weights or epsilon")
@@ -600,7 +600,7 @@ class _Describer:
 
         The module's sizes and score must agree with the configuration.
         """
-        has_norms = self.kind(path, module, MultiHeadAttention, QueryKeyNormAttention) is QueryKeyNormAttention
+        has_norms = self.class_of(path, module, MultiHeadAttention, QueryKeyNormAttention) is QueryKeyNormAttention
         self.must_be(path, "class", "query-key-norm" if has_norms else "multi-head", "attention")
         if has_norms:
             self.query_key_norms(path, module)
@@ -628,7 +628,7 @@ class _Describer:
         """Check that the norms of an attention's queries and keys are as the configuration describes them."""
         for name in QUERY_KEY_NORMS:
             norm = getattr(module, name)
-            self.kind(f"{path}.{name}", norm, RMSNorm)
+            self.class_of(f"{path}.{name}", norm, RMSNorm)
             if norm.weight is None or self.get(norm, "normalized_shape") != (module.d_k,):
                 raise UnknownError(f"{path}.{name} has no weight for each of the head's {module.d_k} dimensions")
             self.must_be(f"{path}.{name}", "epsilon", self.get(norm, "eps"), "norm_epsilon")
@@ -646,7 +646,7 @@ class _Describer:
             if self.config is not None and (self.config.attention_kind, self.config.attention_scale) != ("soft", None):
                 raise UnknownError(f"{path} has no score, but `model.attention_kind` or `model.attention_scale` is set")
             return "scaled", False, None
-        self.kind(f"{path}.score", score, ScoredAttention)
+        self.class_of(f"{path}.score", score, ScoredAttention)
         hard, factor = self.get(score, "hard"), self.get(score, "factor")
         if score.vector is not None or score.matrix is not None:
             name, scale = ("additive" if score.matrix is None else "general"), None
@@ -663,7 +663,7 @@ class _Describer:
 
     def feed_forward(self, path: str, module: Any) -> list[Operation]:
         """Return the operations of a feed-forward network, a list in order: linear layer, activation, linear layer."""
-        is_gated = self.kind(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
+        is_gated = self.class_of(path, module, FeedForward, GatedFeedForward) is GatedFeedForward
         functions = _GATES if is_gated else _ACTIVATIONS
         function = self.get(module, "gate" if is_gated else "activation")
         name = next((name for name, listed in functions.items() if is_same_function(listed, function)), None)
@@ -679,7 +679,7 @@ class _Describer:
 
         A number of None stands for the model width. Number formats whose modules lack these numbers are not checked.
         """
-        self.kind(path, module, LinearModule)
+        self.class_of(path, module, LinearModule)
         if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:
             actual = tuple(self.get(module, name) for name in sizes)
             if actual != (expected := (inputs or self.config.d_model, outputs or self.config.d_model)):

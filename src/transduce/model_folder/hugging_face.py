@@ -17,14 +17,12 @@ from transduce.interop.hugging_face.import_settings import (
     IMPORT_FAMILIES,
     ConfigReader,
     check_config,
-    end_ids,
     import_generation,
-    start_id,
 )
 from transduce.interop.hugging_face.import_tokenizer import ModelIds, TokenizerFiles, import_tokenizer, text_of
 from transduce.interop.hugging_face.import_weights import ImportedModel, StoredTensors, encoder_heads, import_model
 from transduce.interop.hugging_face.imported_tokenizer import ChatTemplate, ImportedTokenizer
-from transduce.interop.hugging_face.stored_names import Settings
+from transduce.interop.hugging_face.stored_names import Settings, end_ids, start_id
 from transduce.model.config import Kind
 from transduce.model_folder.safety import (
     MAX_VOCABULARY_BYTES,

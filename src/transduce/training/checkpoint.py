@@ -1,11 +1,10 @@
-"""Write and read checkpoints, from which a run continues as if it had never stopped, and select its best model.
+"""Write and read checkpoints, from which a run continues as if it had never stopped.
 
 A checkpoint is a folder ``step-000123`` of safetensors files, a JSON state, and a manifest with the SHA-256 of each
 file. It is written under a temporary name, flushed to disk and renamed last, so a folder of the final name is
 complete. Random numbers need no state: they are seeded by (seed, step, micro-batch).
 """
 
-import math
 import os
 import shutil
 import sys
@@ -24,9 +23,9 @@ from transduce.atomic_io import file_sha256, sync_file, sync_folder
 from transduce.deprecation import decode_stored, with_current_settings
 from transduce.errors import TransduceError, writing_remedy
 from transduce.training.distributed import Processes
-from transduce.training.events import StepSums, ValidationEvent
+from transduce.training.events import StepSums
 from transduce.training.loss_spikes import LossWindow
-from transduce.training.settings import BestBy, Kernels, ResolvedTraining
+from transduce.training.settings import BestBy, Kernels
 
 # --- tensors cut by rows, one part in each process or in each file of a checkpoint ---
 
@@ -130,7 +129,8 @@ FORMAT_VERSION = 5
 _READABLE = (1, 2, 3, 4, 5)  # fields that older formats lack take their defaults
 _PREFIX = "step-"
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
-_WORST = sys.float_info.max  # the worst loss; JSON in checkpoints cannot hold infinity
+WORST_LOSS = sys.float_info.max
+"""The loss that stands for one that is not finite, since JSON in checkpoints cannot hold infinity."""
 
 
 class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,11 +146,11 @@ class Best(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The number of validations after the warm-up since the last one that was better or had a new lowest loss."""
     perfect: int = 0
     """The number of latest validations in a row with a perfect result, which may stop training early."""
-    highest: float = -_WORST
+    highest: float = -WORST_LOSS
     """The highest selection metric since a validation last exceeded the best one by more than noise; the best
     validation's own metric may be slightly lower.
     """
-    lowest_loss: float = _WORST
+    lowest_loss: float = WORST_LOSS
     """The lowest dev loss so far."""
     contributions: list[float] = []
     """The contribution of each dev sentence to the best metric (`ValidationEvent.contributions`), to estimate noise."""
@@ -426,7 +426,7 @@ def load_state(path: Path) -> RunState:
     """
     try:
         content = (path / "state.json").read_bytes()
-        version = msgspec.json.decode(content, type=_Version).format_version
+        version = msgspec.json.decode(content, type=_StoredVersion).format_version
         if version not in _READABLE:
             raise TransduceError(
                 f"The checkpoint {path} has format {version}, but this version reads formats up to {FORMAT_VERSION}."
@@ -450,7 +450,7 @@ def _open_parts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Store
     return {kind: open_parts([folder / name for name in names if _kind(name) == kind]) for kind in kinds}
 
 
-class _Version(msgspec.Struct):
+class _StoredVersion(msgspec.Struct):
     format_version: int
 
 
@@ -551,105 +551,3 @@ def check_kinds(
                 f"differs, first in {differing[0]}. Resume in the folder of the run that wrote it, or start a new run "
                 "in a new folder."
             )
-
-
-# --- selection of a run's best model, and early stopping ---
-
-
-# A single perfect validation may be luck.
-_PERFECT_VALIDATIONS = 2
-# Near 0, BLEU and chrF come from so few matches that their standard error is far too small.
-_MIN_NOISE = 0.3
-
-
-class BestModelTracker:
-    """A record of a run's best validation, which decides which model is kept and when training stops early.
-
-    A metric that differs from the best by more than the standard error of the difference decides. A smaller difference
-    may be noise: then the lower dev loss decides, unless the metric is significantly below its highest value so far.
-    """
-
-    def __init__(self, settings: ResolvedTraining) -> None:
-        self._settings = settings
-        self.best = Best()
-
-    def is_better(self, event: ValidationEvent) -> bool:
-        """Return whether a validation is better than the best one so far.
-
-        A metric that differs from the best by more than its noise decides. Otherwise the lower dev loss decides, unless
-        the metric is below its highest value so far by more than the noise. With `best_by` = last, every validation is
-        better. A validation whose loss is not finite is never better.
-        """
-        if not math.isfinite(event.loss):
-            return False
-        if self.best.value is None or self._settings.best_by == "last":
-            return True
-        value, loss = self._measured(event)
-        noise = self._noise(event)
-        if abs(value - self.best.value) > noise:
-            return value > self.best.value
-        return value >= self.best.highest - noise and (-loss, value) > (-self.best.loss, self.best.value)
-
-    def record(self, event: ValidationEvent, *, kept: bool) -> None:
-        """Record the scores of a validation; `kept` is True if the validated model was kept as the best one."""
-        value, loss = self._measured(event)
-        best, perfect = self.best, self.best.perfect + 1 if event.perfect else 0
-        lowest = min(best.lowest_loss, loss)
-        if kept:
-            # A value beyond the noise starts anew; otherwise a chain of small losses could drift far below the highest.
-            anew = best.value is None or value - best.value > self._noise(event)
-            self.best = Best(
-                step=event.step,
-                value=value,
-                loss=loss,
-                perfect=perfect,
-                highest=value if anew else max(value, best.highest),
-                lowest_loss=lowest,
-                contributions=list(event.contributions),
-            )
-            return
-        # During the warm-up no model is good yet, so no validation counts against it; one without a finite loss does.
-        counts = event.step > self._settings.warmup_steps or best.value is None
-        self.best = msgspec.structs.replace(
-            best,
-            validations_since=0
-            if loss < best.lowest_loss and best.value is not None
-            else best.validations_since + counts,
-            perfect=perfect,
-            lowest_loss=lowest,
-        )
-
-    def _noise(self, event: ValidationEvent) -> float:
-        """Return the standard error of the difference between the metric of an event and the best one.
-
-        It is computed from the contributions of the same dev sentences to both metrics, and is at least 0.3 for BLEU
-        and chrF; without contributions it is 0.
-        """
-        count = len(event.contributions)
-        if count < 2 or count != len(self.best.contributions):
-            return 0.0
-        differences = [new - old for new, old in zip(event.contributions, self.best.contributions, strict=True)]
-        mean = math.fsum(differences) / count
-        error = math.sqrt(math.fsum((each - mean) ** 2 for each in differences) / (count - 1) / count)
-        return max(error, _MIN_NOISE if self._settings.best_by in ("bleu", "chrf") else 0.0)
-
-    def _measured(self, event: ValidationEvent) -> tuple[float, float]:
-        """Return a pair: the selection metric (higher is better) and the loss of a validation.
-
-        A metric or loss that is missing or not finite is replaced by the worst finite number.
-        """
-        loss = event.loss if math.isfinite(event.loss) else _WORST  # JSON in checkpoints cannot hold other numbers
-        scores = {"loss": -loss, "last": -loss, "bleu": event.bleu, "chrf": event.chrf, **event.scores}
-        value = scores.get(self._settings.best_by)
-        return value if value is not None and math.isfinite(value) else -_WORST, loss
-
-    def stop_reason(self) -> str | None:
-        """Return why training should stop before its last step; None if it should continue or has no patience.
-
-        The reason is a clause for a message, such as "no improvement".
-        """
-        if not self._settings.patience:
-            return None
-        if self.best.perfect >= _PERFECT_VALIDATIONS:
-            return f"the whole dev set was right {_PERFECT_VALIDATIONS} times in a row"
-        return "no improvement" if self.best.validations_since >= self._settings.patience else None

@@ -23,7 +23,6 @@ from transduce.machine import DTYPES
 from transduce.training.callbacks import Callback, CheckpointEvent, RunEnd, RunStart, is_true
 from transduce.training.checkpoint import (
     Best,
-    BestModelTracker,
     Checkpoint,
     Environment,
     RunState,
@@ -39,7 +38,6 @@ from transduce.training.checkpoint import (
 from transduce.training.display import ProgressDisplay, format_duration
 from transduce.training.distributed import Processes, current_processes
 from transduce.training.events import NO_LOG, Durations, EventLog, Log, StepSums, ValidationEvent
-from transduce.training.interruption import AbandonedError, Interruption
 from transduce.training.loss import Loss, StepTotals
 from transduce.training.loss_spikes import (
     NO_FINITE_LOSS,
@@ -54,6 +52,7 @@ from transduce.training.memory import explain_step_out_of_memory, try_batches
 from transduce.training.optimizer import FlatOptimizer, Optimizer, refuse_buffers_of_one_process
 from transduce.training.schedule import Decision, StepClock, StepPlan, step_rates
 from transduce.training.settings import ResolvedTraining
+from transduce.training.stopping import AbandonedError, BestModelSelector, Interruption
 
 # --- safeguards ---
 
@@ -207,7 +206,7 @@ class Trainer:
         self.plan = StepPlan(settings.steps, settings.time_plan)
         self.step = 0
         self.elapsed_seconds = 0.0
-        self._best_model = BestModelTracker(settings)
+        self._best_model = BestModelSelector(settings)
         self._dropout = DropoutMonitor(model)
         self.time_use = TimeUse()
         self.callbacks: Sequence[Callback] = ()

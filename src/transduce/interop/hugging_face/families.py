@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from transduce.interop.components import EXPORTABLE, MAXIMUM_POSITIONS, max_sequence_length
-from transduce.interop.hugging_face import import_settings, stored_names
+from transduce.interop.hugging_face import stored_names
 from transduce.model.config import Kind, ModelConfig
 from transduce.model.layer_graph import table
 
@@ -14,8 +14,8 @@ from transduce.model.layer_graph import table
 # Description of a Hugging Face class: the settings under which it computes the same as this package's models.
 
 
-ACTIVATIONS = {ours: theirs for theirs, ours in import_settings.ACTIVATIONS.items()}
-GATES = {gated: ACTIVATIONS[plain] for plain, gated in import_settings.GATES.items()}
+ACTIVATIONS = {ours: theirs for theirs, ours in stored_names.ACTIVATIONS.items()}
+GATES = {gated: ACTIVATIONS[plain] for plain, gated in stored_names.GATES.items()}
 
 
 class Family(NamedTuple):

@@ -6,25 +6,12 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face import stored_names as names
-from transduce.interop.hugging_face.stored_names import Settings
+from transduce.interop.hugging_face.stored_names import ACTIVATIONS, GATES, Settings, end_ids, start_id
 from transduce.model.config import Kind
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SearchSettings
 
 # --- import settings ---
-
-
-# This package's names of activations by Hugging Face's, of which the last is written.
-ACTIVATIONS = {
-    "relu": "relu",
-    "gelu_python": "gelu",
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "swish": "silu",
-    "silu": "silu",
-}
-GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
 
 
 class ConfigReader:
@@ -758,16 +745,6 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
     return {*(word[0] for word in words if word[0] not in ends), *(values.get("suppress_tokens") or ())}
 
 
-def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
-
-    The setting may be one id; without the setting, the tuple is empty.
-    """
-    value = content.get("eos_token_id")
-    listed = value if isinstance(value, list) else [value]
-    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
-
-
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
     """Return a set with one token id, that with which a folder's decoder starts.
 
@@ -778,14 +755,3 @@ def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")
     start = start_id(generation, config)
     return {id for id in (default if start is None else start,) if isinstance(id, int)}
-
-
-def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
-    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
-
-    Args:
-        generation: the content of `generation_config.json`, which takes precedence.
-        config: the content of `config.json`.
-    """
-    ids = (content.get("decoder_start_token_id") for content in (generation, config))
-    return next((id for id in ids if isinstance(id, int)), None)

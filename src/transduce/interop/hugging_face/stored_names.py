@@ -414,7 +414,41 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-# --- keys of config.json that hold settings as they are ---
+# --- config.json: names of activations, ids of special tokens, and keys that hold settings as they are ---
+
+
+# This package's names of activations by Hugging Face's, of which the last is written.
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu_python": "gelu",
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "swish": "silu",
+    "silu": "silu",
+}
+GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "swiglu"}
+
+
+def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
+
+    The setting may be one id; without the setting, the tuple is empty.
+    """
+    value = content.get("eos_token_id")
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(id for id in listed if isinstance(id, int) and not isinstance(id, bool)))
+
+
+def start_id(generation: Mapping[str, Any], config: Mapping[str, Any]) -> int | None:
+    """Return the token id with which the decoder of an encoder–decoder starts; None if the folder's files set none.
+
+    Args:
+        generation: the content of `generation_config.json`, which takes precedence.
+        config: the content of `config.json`.
+    """
+    ids = (content.get("decoder_start_token_id") for content in (generation, config))
+    return next((id for id in ids if isinstance(id, int)), None)
 
 
 Settings = dict[str, Any]

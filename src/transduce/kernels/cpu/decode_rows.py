@@ -11,7 +11,7 @@ import torch
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F16, F32, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import row_pointer
 from transduce.model.config import ModelConfig
 from transduce.model.embedding import Embedding
@@ -49,6 +49,7 @@ def exponential(k: KernelBuilder, x: Value, *, keeps_nan: bool = False) -> Value
     return k.build.select(k.build.fcmp_unordered("uno", original, original), original, result) if keeps_nan else result
 
 
+@outlined
 def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     """Emit `embed(ids, N, D, table, file rows, scale, added, x, lists, list stride, entry, counts, thread, threads)`.
 
@@ -70,6 +71,7 @@ def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
             _embed_row(k, (ids, row, width, table, file, scale, x), k.element_pointer(added, k.mul(position, width)))
 
 
+@outlined
 def emit_sequence_embedding(k: KernelBuilder) -> None:
     """Emit `embed_run(ids, N, D, table, file rows, scale, added, x, firsts, thread, threads)`, for whole sequences.
 
@@ -97,6 +99,7 @@ def _embed_row(k: KernelBuilder, args: tuple[Value, ...], added: Value) -> None:
         k.store(value, k.element_pointer(target, column))
 
 
+@outlined
 def emit_norms(k: KernelBuilder) -> None:
     """Emit the functions `norm_layer` (LayerNorm) and `norm_rms` (RMSNorm), which normalize each row of x.
 
@@ -119,6 +122,7 @@ def emit_norms(k: KernelBuilder) -> None:
                     k.store(value, k.element_pointer(target, column))
 
 
+@outlined
 def emit_head_norm(k: KernelBuilder, width: int) -> None:
     """Emit the function `norm_heads` (RMSNorm in place), which normalizes each head of some heads of each row.
 
@@ -197,7 +201,7 @@ class HeadShape(NamedTuple):
         return self.shared * self.width
 
 
-class _Row(NamedTuple):
+class _HeadPointers(NamedTuple):
     """Pointers (IR values) for attention of one head of one row (token): query, keys, values, output and scores."""
 
     query: Value
@@ -236,8 +240,16 @@ def emit_attention(
     entries.
     """
     name = "attend_" + _name(kind, is_biased=is_biased, element=element) + ("" if window is None else "_window")
-    if k.has(name):
-        return name
+    if not k.has(name):
+        _write_attention(k, heads, kind, name, is_biased=is_biased, element=element, window=window)
+    return name
+
+
+@outlined
+def _write_attention(
+    k: KernelBuilder, heads: HeadShape, kind: str, name: str, *, is_biased: bool, element: Any, window: int | None
+) -> None:
+    """Emit the function `name` of `emit_attention`, and the function that it calls for each head."""
     head = _write_head(k, heads, kind, is_biased=is_biased, element=element)
     with k.function(name, *_ATTEND) as arguments:
         queries, query_stride, keys, values, stride, first_of, count_of, list_stride, *more = arguments
@@ -271,9 +283,12 @@ def emit_attention(
             first_key, first_value = (k.element_pointer(each, shared_column, element) for each in (keys, values))
             target = k.element_pointer(out, k.add(k.mul(row, heads.queries), column))
             k.call(
-                head, *_Row(query, first_key, first_value, stride, target, thread_scores, bias), start, count, listed
+                head,
+                *_HeadPointers(query, first_key, first_value, stride, target, thread_scores, bias),
+                start,
+                count,
+                listed,
             )
-    return name
 
 
 def _name(kind: str, *, is_biased: bool, element: Any) -> str:
@@ -286,7 +301,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:
-        row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
+        row_args, (start, count, listed) = _HeadPointers(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
             """Return (an IR value) the index of the key/value cache entry for position `number` of a row's text."""
@@ -309,7 +324,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
 
 
 def _write_scores(
-    k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
+    k: KernelBuilder, heads: HeadShape, row_args: _HeadPointers, count: Value, load: _Load, *, is_biased: bool
 ) -> Value:
     """Emit the scores of `count` keys (scaled dot products with the query, plus a bias if `is_biased`) to memory.
 
@@ -361,7 +376,9 @@ def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest:
     return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
 
 
-def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
+def _write_mean(
+    k: KernelBuilder, heads: HeadShape, row_args: _HeadPointers, count: Value, load: _Load, total: Value
+) -> None:
     """Emit the attention output of one head: the mean of the cached values, weighted by the exponentials.
 
     `total` is the sum of the exponentials.
@@ -410,8 +427,14 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
     columns as the GEMM that writes x does, so each thread finds its columns in its cache.
     """
     function = f"activate_{name.replace('-', '_')}"
-    if k.has(function):
-        return function
+    if not k.has(function):
+        _write_activation(k, function, name)
+    return function
+
+
+@outlined
+def _write_activation(k: KernelBuilder, function: str, name: str) -> None:
+    """Emit the function `function` of `emit_activation`, which applies the activation `name`."""
     is_gate = name in GATED_BY
     activation = ACTIVATION_EMITTERS[GATED_BY.get(name, name)]
     with k.function(function, POINTER, I64, I64, POINTER, I64, I64) as (x, rows, width, out, *share):
@@ -425,9 +448,9 @@ def emit_activation(k: KernelBuilder, name: str) -> str:
                 if is_gate:
                     value = k.build.fmul(value, k.load_floats(source, k.add(width, column)))
                 k.store(value, k.element_pointer(target, column))
-    return function
 
 
+@outlined
 def emit_scaling(k: KernelBuilder) -> None:
     """Emit `scale(x, N, D, factor, thread, threads)`, which multiplies x (N, D) by a float32 factor in place."""
     with k.function("scale", POINTER, I64, I64, F32, I64, I64) as (x, rows, width, factor, *share):
@@ -599,6 +622,7 @@ class GrowingTables:
         return PositionTables(added_encodings.contiguous(), angles.contiguous(), relative_bias.contiguous(), count)
 
 
+@outlined
 def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> None:
     """Emit functions `rotate_KIND(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
 
@@ -630,7 +654,7 @@ def emit_rotary_head(
     angles: Value,
     *,
     interleaved: bool,
-    kind: Any = F32,
+    element: Any = F32,
     direction: Value | None = None,
 ) -> None:
     """Emit the rotary embedding of one head, K = `width` elements, from one pointer to another.
@@ -641,7 +665,7 @@ def emit_rotary_head(
         pointers: pointers to the source and the target, which may be equal.
         angles: pointer to K / 2 cosines, then K / 2 sines, float32.
         interleaved: whether the two dimensions of a pair are neighbors.
-        kind: the LLVM type of the elements.
+        element: the LLVM type of the elements.
         direction: a vector of ones, or of minus ones to rotate by the opposite angles; None: ones.
     """
     half, (source, target) = width // 2, pointers
@@ -649,7 +673,7 @@ def emit_rotary_head(
         cosine, sine = k.load_floats(angles, column), k.load_floats(angles, half + column)
         sine = sine if direction is None else k.build.fmul(sine, direction)
         starts = (2 * column, 2 * column + k.lanes) if interleaved else (column, half + column)
-        first, second = (k.load_as_float32(source, start, kind) for start in starts)
+        first, second = (k.load_as_float32(source, start, element) for start in starts)
         if interleaved:
             first, second = (k.shuffle(first, second, range(odd, 2 * k.lanes, 2)) for odd in (0, 1))
         rotated = (
@@ -660,4 +684,4 @@ def emit_rotary_head(
             pairs = [lane + side * k.lanes for lane in range(k.lanes) for side in range(2)]
             rotated = (k.shuffle(*rotated, pairs[: k.lanes]), k.shuffle(*rotated, pairs[k.lanes :]))
         for start, value in zip(starts, rotated, strict=True):
-            k.store_float32_as(value, target, start, kind)
+            k.store_float32_as(value, target, start, element)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.kernels.cpu.decode_rows import exponential
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import row_pointer
 
 _VECTORS = 4  # per block
@@ -198,6 +198,7 @@ def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
     return k.build.select(k.build.icmp_signed("<", index_found, last), index_found, last)
 
 
+@outlined
 def emit_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `refine(x, N, D, weights, file rows, bias, logits, P, thread, threads)`: likely logits again in float32.
 
@@ -213,6 +214,7 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
             _refine_line(k, output, k.element_pointer(x, k.mul(row, width)), line)
 
 
+@outlined
 def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
     """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, which refines bfloat16 logits.
 

@@ -16,11 +16,10 @@ from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
     kernel,
-    new_builder,
     require_integer_tile,
     useful_threads,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.logits import LogitsRow, block_size, emit_argmax
 
 _ELEMENT_WORK = 16  # cost of a logit's exponential in multiply-adds
@@ -261,12 +260,18 @@ def _kernels() -> tuple[dict[str, CompiledKernel], int]:
 
     The block size is the number of logits whose maximum the top-k search keeps.
     """
-    k = new_builder("reductions", require_integer_tile())
-    _write_reduce(k)
-    emit_select(k)
-    return compile_kernels(k, ("reduce", "select")), block_size(k)
+    block = 0
+
+    def emit(k: KernelBuilder) -> None:
+        nonlocal block
+        block = block_size(k)
+        _write_reduce(k)
+        emit_select(k)
+
+    return compile_kernels("reductions", require_integer_tile(), ("reduce", "select"), emit), block
 
 
+@outlined
 def _write_reduce(k: KernelBuilder) -> None:
     """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
 
@@ -288,6 +293,7 @@ def _write_reduce(k: KernelBuilder) -> None:
             line.store_top_k(count, *outputs)
 
 
+@outlined
 def emit_select(k: KernelBuilder) -> None:
     """Emit the kernel `select`, which selects the best continuations of each sentence's beam (`SelectArguments`)."""
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
@@ -610,6 +616,7 @@ class DrawArguments(NamedTuple):
     """Address of scratch space for the ids of a row's likeliest tokens, int64 (threads, V)."""
 
 
+@outlined
 def emit_draw(k: KernelBuilder) -> None:
     """Emit `draw(select, draw, thread, threads)`, which draws the next token of each sample of each sentence.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from transduce.kernels.cpu.decode_rows import HeadShape, exponential, transpose
-from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 
 _ROWS = 6  # queries that share loaded operands
@@ -105,8 +105,14 @@ def emit_sequence_attention(k: KernelBuilder, heads: HeadShape, *, is_biased: bo
     """
     name = "attend_sequences"
     if not k.has(name):
-        _SequenceAttention(k, heads, is_biased=is_biased).write(name)
+        _write_sequence_attention(k, heads, name, is_biased=is_biased)
     return name
+
+
+@outlined
+def _write_sequence_attention(k: KernelBuilder, heads: HeadShape, name: str, *, is_biased: bool) -> None:
+    """Emit the function `name` of `emit_sequence_attention`, and those that it calls."""
+    _SequenceAttention(k, heads, is_biased=is_biased).write(name)
 
 
 class _SequenceAttention:

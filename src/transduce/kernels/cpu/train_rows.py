@@ -19,10 +19,9 @@ from transduce.kernels.cpu.jit.compiler import (
     compile_kernels,
     find_integer_tile,
     kernel_of,
-    new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I8, I16, I32, I64, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.tile import Tile
 
 # --- emitted kernels ---
@@ -549,6 +548,7 @@ class ScatterArguments(NamedTuple):
     """The index of the row of `total` to which nothing is added, such as that of padding; -1: none."""
 
 
+@outlined
 def emit_scatter(k: KernelBuilder, kind: Any) -> None:
     """Emit the kernel `scatter` for rows to add in float32 (`kind` F32) or bfloat16 (I16).
 
@@ -733,9 +733,14 @@ def _run_activation(
 @cache
 def activation_kernels(name: str, dtype: torch.dtype) -> dict[str, CompiledKernel]:
     """Return a dict with the kernels `activate` and `activate_backward` of an activation, compiled on first use."""
-    k = new_builder("activation", require_integer_tile())
-    ActivationEmitter(k, LLVM_TYPES[dtype], name).write()
-    return compile_kernels(k, ActivationEmitter.names)
+    kind, names = LLVM_TYPES[dtype], ActivationEmitter.names
+    return compile_kernels("activation", require_integer_tile(), names, lambda k: _emit_activation(k, kind, name))
+
+
+@outlined
+def _emit_activation(k: KernelBuilder, kind: Any, name: str) -> None:
+    """Emit the kernels `activate` and `activate_backward` of an activation, for elements of an LLVM type."""
+    ActivationEmitter(k, kind, name).write()
 
 
 @cache
@@ -744,6 +749,11 @@ def row_kernels(dtype: torch.dtype, tile: Tile | None = None) -> dict[str, Compi
 
     The kernels are compiled on first use, for the vector length of `tile`; None: this processor's.
     """
-    k = new_builder("rows", tile or require_integer_tile())
-    RowKernelEmitter(k, LLVM_TYPES[dtype]).write()
-    return compile_kernels(k, RowKernelEmitter.names)
+    kind, names = LLVM_TYPES[dtype], RowKernelEmitter.names
+    return compile_kernels("rows", tile or require_integer_tile(), names, lambda k: _emit_row_kernels(k, kind))
+
+
+@outlined
+def _emit_row_kernels(k: KernelBuilder, kind: Any) -> None:
+    """Emit the row-wise training kernels for elements of an LLVM type."""
+    RowKernelEmitter(k, kind).write()

@@ -88,7 +88,6 @@ from transduce.training.choices import ChoiceLog
 from transduce.training.display import format_duration, make_display
 from transduce.training.distributed import Processes, explain_lost_processes, join_processes
 from transduce.training.events import Durations, ValidationEvent
-from transduce.training.interruption import ignore_hangup
 from transduce.training.loop import CHECKPOINTS, Safeguards, TimeUse, Trainer, TrainResult
 from transduce.training.lora import count_parameters
 from transduce.training.memory import explain_model_out_of_memory, refuse_too_large_model
@@ -104,6 +103,7 @@ from transduce.training.run_estimate import (
     with_score,
 )
 from transduce.training.settings import Kernels
+from transduce.training.stopping import ignore_hangup
 from transduce.ui_language import column, columns_of, labeled, localized, padded, shortened
 
 # --- safeguards ---

@@ -30,10 +30,9 @@ from transduce.kernels.cpu.jit.compiler import (
     compile_kernels,
     find_integer_tile,
     kernel,
-    new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F16, F32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F16, F32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.logits import emit_refinement
 from transduce.kernels.prepacked import (
@@ -179,6 +178,7 @@ def _encoder_self_attention(w: ModelEmitter, layer: nn.Module) -> None:
     w.sublayer(layer.self_attention_residual, attend)
 
 
+@outlined
 def emit_row_addition(k: KernelBuilder) -> None:
     """Emit `add_rows(x, N, D, table, numbers, thread, threads)`: add the table's row `numbers[n]` to row n of x.
 
@@ -426,28 +426,30 @@ class CompiledModel:
         self.cache_dtype = next((attention.cache_dtype for attention in cached), torch.float32)
         """The dtype of the cached keys and values, float32 or float16; encoder-only models cache none."""
         self.read_positions, self.step_positions = _position_tables(model)
-        is_ragged = isinstance(model, PrepackedDecoder)
-        k = new_builder("model", tile)
-        emit_refinement(k, tile.vectors)
-        emit_embedding(k, is_ragged=is_ragged)
-        emit_sequence_embedding(k)
-        emit_row_addition(k)
-        emit_norms(k)
-        emit_scaling(k)
-        emit_rotary(k, self.heads, interleaved=config.positions == "rotary-interleaved")
-        weights = Weights(config.d_model)
-        multiplications = {}
         emitters = _emitters(model)
-        for name, emit in emitters.items():
-            with kernel(k, name, len(StepArguments._fields)) as (numbers, thread, threads):
-                emitter = ModelEmitter(
-                    k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.cache_dtype]
-                )
-                emit(emitter)
-                multiplications[name] = emitter.multiplications_per_row
+        weights, multiplications = Weights(config.d_model), dict[str, int]()
+
+        def emit(k: KernelBuilder) -> None:
+            nonlocal weights
+            weights = Weights(config.d_model)
+            emit_refinement(k, tile.vectors)
+            emit_embedding(k, is_ragged=isinstance(model, PrepackedDecoder))
+            emit_sequence_embedding(k)
+            emit_row_addition(k)
+            emit_norms(k)
+            emit_scaling(k)
+            emit_rotary(k, self.heads, interleaved=config.positions == "rotary-interleaved")
+            for name, emit_kernel in emitters.items():
+                with kernel(k, name, len(StepArguments._fields)) as (numbers, thread, threads):
+                    emitter = ModelEmitter(
+                        k, config, StepArguments(*numbers), (thread, threads), weights, _TYPES[self.cache_dtype]
+                    )
+                    emit_kernel(emitter)
+                    multiplications[name] = emitter.multiplications_per_row
+
+        kernels = compile_kernels("model", tile, tuple(emitters), emit)
         self._kept, self._matrices = weights.tensors, weights.matrices
         self.weights = torch.tensor([tensor.data_ptr() for tensor in self._kept])
-        kernels = compile_kernels(k, tuple(emitters))
         self.read: CompiledKernel = kernels["read"]
         """The `CompiledKernel` that runs the encoder, or that processes the prompts of a decoder-only model."""
         self.read_multiplications = multiplications["read"]

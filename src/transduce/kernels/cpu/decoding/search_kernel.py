@@ -14,11 +14,10 @@ from transduce.kernels.cpu.decoding.writer import StepArguments
 from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
-    new_builder,
     raw_kernel,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, F64, I32, I64, POINTER, Fields, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.selection import RuleArguments, SelectArguments, emit_draw, emit_select
 
 _MINUS_INFINITY = float("-inf")
@@ -141,7 +140,12 @@ class SearchArguments(NamedTuple):
 @cache
 def search_kernel() -> CompiledKernel:
     """Return the compiled kernel that runs decoder steps and token selection in a loop; it serves all models."""
-    k = new_builder("search", require_integer_tile())
+    return compile_kernels("search", require_integer_tile(), ("search",), _emit_search)["search"]
+
+
+@outlined
+def _emit_search(k: KernelBuilder) -> None:
+    """Emit the kernel `search`, and the functions that it calls."""
     emit_select(k)
     emit_draw(k)
     _write_record(k)
@@ -162,7 +166,6 @@ def search_kernel() -> CompiledKernel:
                 k.call("update", numbers)
             k.barrier(threads)
             done(k.build.icmp_signed("!=", fields.get("stop"), k.int64(0)))
-    return compile_kernels(k, ("search",))["search"]
 
 
 def _write_record(k: KernelBuilder) -> None:
@@ -310,20 +313,20 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
     return k.load_variable(ended, first)
 
 
-def _record(fields: Fields, select: Fields, kind: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
+def _record(fields: Fields, select: Fields, prefix: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
     """Emit the recording of a selected candidate as a finished hypothesis, unless its total is -inf (an empty slot).
 
-    `kind` is the prefix of the candidates' arrays, "live" or "ended"; `numbers` are the sentence, its index in the
+    `prefix` is that of the candidates' arrays, "live" or "ended"; `numbers` are the sentence, its index in the
     input batch, and the candidate. In sampling every candidate is recorded, as -inf marks samples that have ended.
     """
     k, (sentence, index, candidate) = fields.k, numbers
-    total = select.element(f"{kind}_totals", candidate)
+    total = select.element(f"{prefix}_totals", candidate)
     exists = k.build.fcmp_ordered(">", total, k.float32(_MINUS_INFINITY))
     with k.when(k.build.or_(exists, _is_sampling(fields))):
-        parent = select.element(f"{kind}_parents", candidate, I64)
+        parent = select.element(f"{prefix}_parents", candidate, I64)
         row = k.add(k.mul(sentence, fields.get("width")), parent)
-        token = select.element(f"{kind}_tokens", candidate, I64)
-        value = select.element(f"{kind}_scores", candidate)
+        token = select.element(f"{prefix}_tokens", candidate, I64)
+        value = select.element(f"{prefix}_scores", candidate)
         own = k.build.sub(candidate, k.mul(sentence, fields.get("beam_size")))
         k.call("record", fields.pointer, index, row, token, value, k.int64(int(ended)), own)
 

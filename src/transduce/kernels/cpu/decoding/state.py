@@ -19,11 +19,10 @@ from transduce.kernels.cpu.jit.compiler import (
     address_of,
     compile_kernels,
     kernel,
-    new_builder,
     require_integer_tile,
     run_timed,
 )
-from transduce.kernels.cpu.jit.ir_builder import I64
+from transduce.kernels.cpu.jit.ir_builder import I64, KernelBuilder, outlined
 from transduce.kernels.cpu.jit.memory import Arena, KernelArguments
 from transduce.kernels.cpu.jit.tile import MAX_LANES
 from transduce.kernels.cpu.sequence_attention import sequence_scratch_size
@@ -106,7 +105,12 @@ def _compaction_kernel() -> CompiledKernel:
     The kernel copies entry live[n] of each layer to index n. `live` is ascending, so the move works in place; a PyTorch
     operation would copy everything twice. `width` is the size of an entry in a layer, in float32 numbers.
     """
-    k = new_builder("pool", require_integer_tile())
+    return compile_kernels("pool", require_integer_tile(), ("move",), _emit_compaction)["move"]
+
+
+@outlined
+def _emit_compaction(k: KernelBuilder) -> None:
+    """Emit the kernel `move`, which compacts a cache."""
     with kernel(k, "move", 6) as (numbers, thread, threads):
         entries, layers, capacity, width, live, count = numbers
         with k.thread_loop(layers, (thread, threads)) as layer:
@@ -116,7 +120,6 @@ def _compaction_kernel() -> CompiledKernel:
                 with k.when(k.build.icmp_signed("!=", entry, index)):
                     source, target = (k.element_pointer(start, k.mul(each, width)) for each in (entry, index))
                     k.copy(source, target, width)
-    return compile_kernels(k, ("move",))["move"]
 
 
 # --- base class of the states ---

@@ -275,14 +275,14 @@ class ModelEmitter:
             rows: the number of rows; None: `StepArguments.rows`.
             quantized: where to write the result; None: `StepArguments.quantized`.
         """
-        k, kind = self.k, linear.tile.kind
-        if kind == "floats":
+        k, format = self.k, linear.tile.format
+        if format == "floats":
             return x
-        if not k.has(f"round_{kind}"):
+        if not k.has(f"round_{format}"):
             emit_quantization(k, linear.tile)
         result = self.pointers.quantized if quantized is None else quantized
         rows = self.arguments.rows if rows is None else rows
-        self._call(f"round_{kind}", x, rows, k.int64(linear.width), result, self.pointers.scales)
+        self._call(f"round_{format}", x, rows, k.int64(linear.width), result, self.pointers.scales)
         return result
 
     def gemm(
@@ -307,7 +307,7 @@ class ModelEmitter:
         """
         k, (first, last) = self.k, outputs or (0, linear.padded_outputs)
         self.multiplications_per_row += (last - first) * linear.width
-        name = f"product_{linear.tile.kind}_{epilogue}"
+        name = f"product_{linear.tile.format}_{epilogue}"
         if not k.has(name):
             emit_gemm(k, linear.tile, epilogue)
         sizes = self.arguments.rows if rows is None else rows, k.int64(linear.width)

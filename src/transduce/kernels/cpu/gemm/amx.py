@@ -47,7 +47,7 @@ def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
         kinds = (*MICRO_KERNEL_TYPES, I64, POINTER, I64)
-        with k.function(f"amx_{tile.kind}_{epilogue}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
+        with k.function(f"amx_{tile.format}_{epilogue}_{parts}", *kinds) as (*arguments, rows, ahead, lines):
             _Blocks(k, tile, epilogue, parts, MicroKernelArguments(*arguments)).write(rows, ahead, lines)
 
 
@@ -78,20 +78,20 @@ def emit_rows(
     sub_blocks = k.mul(registers, tile.vectors // 2)
     lines = k.build.sdiv(k.add(sub_blocks, tile.columns - 1), sub_blocks)
     if tile.elements_per_activation == 2:
-        k.call(f"amx_{tile.kind}_{epilogue}_2", *args, rows, ahead, lines)
+        k.call(f"amx_{tile.format}_{epilogue}_2", *args, rows, ahead, lines)
         return
     # A remainder of more than 16 rows also counts as a block of 32.
     rest = k.build.srem(rows, k.int64(2 * REGISTER_ROWS))
     is_at_most_16 = k.build.icmp_signed("<=", rest, k.int64(REGISTER_ROWS))
     whole_blocks = k.build.select(is_at_most_16, k.build.sub(rows, rest), rows)
     with k.when(k.build.icmp_signed(">", whole_blocks, k.int64(0))):
-        k.call(f"amx_{tile.kind}_{epilogue}_2", *args, whole_blocks, ahead, lines)
+        k.call(f"amx_{tile.format}_{epilogue}_2", *args, whole_blocks, ahead, lines)
     with k.when(k.build.icmp_signed("<", whole_blocks, rows)):
         # Skip the lines that the earlier rows prefetched: 64 bytes for each 64 bytes of inputs.
         prefetched = k.mul(lines, k.build.sdiv(whole_blocks, k.int64(REGISTER_ROWS)), tile.vectors // 2, args.width)
         ahead = k.element_pointer(ahead, k.mul(prefetched, tile.weight_bytes), I8)
         args, rest = arguments_from(whole_blocks), k.build.sub(rows, whole_blocks)
-        k.call(f"amx_{tile.kind}_{epilogue}_1", *args, rest, ahead, lines)
+        k.call(f"amx_{tile.format}_{epilogue}_1", *args, rest, ahead, lines)
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:

@@ -20,11 +20,10 @@ from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
     kernel,
-    new_builder,
     require_integer_tile,
     useful_threads,
 )
-from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I8, I16, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import file_rows
 from transduce.kernels.cpu.jit.tile import (
     HALF_BITS,
@@ -77,7 +76,7 @@ def _emit_float_micro_kernel(
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
     """Return total + one · other for vectors of 32-bit elements, each a float32 number or a bfloat16 pair."""
-    if tile.kind == "pairs":
+    if tile.format == "pairs":
         return multiply_pairs(k, total, one, other)
     return k.madd(k.build.bitcast(one, k.floats), k.build.bitcast(other, k.floats), total)
 
@@ -90,14 +89,15 @@ def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, o
 _MIN_ROW_MAGNITUDE = 1e-30  # lower bound on a row's greatest magnitude, against division by zero
 
 
+@outlined
 def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
-    """Emit `round_<kind>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
+    """Emit `round_<format>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
 
     For integer tiles, the function writes the quantized rows and each row's scale, float32 (N,). For `pairs`, it
-    converts to bfloat16 and does not write `scales`. Tiles of kind `floats` need no such function.
+    converts to bfloat16 and does not write `scales`. tiles of format `floats` need no such function.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, I64, I64)
-    with k.function(f"round_{tile.kind}", *kinds) as (x, rows, width, rounded, scales, *share):
+    with k.function(f"round_{tile.format}", *kinds) as (x, rows, width, rounded, scales, *share):
         if tile.is_float:
             first, last = (k.mul(row, width) for row in k.thread_range(rows, *share))
             with k.loop(first, last, k.lanes) as index:
@@ -125,28 +125,29 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
                     k.store(narrow, k.element_pointer(target, k.add(column, k.mul(width, number)), tile.element))
 
 
+@outlined
 def emit_gemm(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
-    """Emit the GEMM function `product_<kind>_<epilogue>`, and the micro-kernels that it calls.
+    """Emit the GEMM function `product_<format>_<epilogue>`, and the micro-kernels that it calls.
 
-    product_<kind>_<epilogue>(rounded, scales, N, D, weights, initial_sums, weight_scales, bias, O, out, thread,
+    product_<format>_<epilogue>(rounded, scales, N, D, weights, initial_sums, weight_scales, bias, O, out, thread,
     threads) computes out = rounded · weightsᵀ + bias, (N, O).
 
     Args:
         k: the IR builder.
-        tile: the tile. rounded (N, D) and scales (N,) come from `round_<kind>`; float32 rows are passed unchanged. With
-            AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, initial_sums,
+        tile: the tile. rounded (N, D) and scales (N,) come from `round_<format>`; float32 rows are passed unchanged.
+            With AMX, `amx.READABLE_EXTRA_ROWS` rows behind the last one must be readable. weights, initial_sums,
             weight_scales and bias (O,) are those of `CompiledLinear`, and O is a multiple of C.
         epilogue: what is done with the sums: "store"; "relu", which applies ReLU; "add", which adds to what out holds;
             "half", which clamps to float16's range and writes float16.
     """
     micro_kernel = _emit_float_micro_kernel if tile.is_float else _emit_integer_micro_kernel
     for rows in range(1, tile.rows + 1):
-        with k.function(f"tile_{tile.kind}_{epilogue}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
+        with k.function(f"tile_{tile.format}_{epilogue}_{rows}", *MICRO_KERNEL_TYPES) as arguments:
             micro_kernel(k, tile, rows, epilogue, MicroKernelArguments(*arguments))
     if tile.amx:
         amx.emit_blocks(k, tile, epilogue)
     kinds = (POINTER, POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64)
-    with k.function(f"product_{tile.kind}_{epilogue}", *kinds) as arguments:
+    with k.function(f"product_{tile.format}_{epilogue}", *kinds) as arguments:
         rounded, scales, rows, width, weights, initial_sums, weight_scales, bias, outputs, out, *share = arguments
         first, last = k.thread_range(k.build.sdiv(outputs, k.int64(tile.columns)), *share)
         full_rows = k.mul(k.build.sdiv(rows, k.int64(tile.rows)), tile.rows)
@@ -166,11 +167,11 @@ def emit_gemm(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
             """Emit the multiplication with vector instructions, for the case that AMX is not used."""
             with k.loop(first, last) as block:
                 with k.loop(0, full_rows, tile.rows) as row:
-                    k.call(f"tile_{tile.kind}_{epilogue}_{tile.rows}", *arguments_at(row, block))
+                    k.call(f"tile_{tile.format}_{epilogue}_{tile.rows}", *arguments_at(row, block))
                 for count in range(1, tile.rows):
                     has_count = k.build.icmp_signed("==", k.build.sub(rows, full_rows), k.int64(count))
                     with k.when(has_count):
-                        k.call(f"tile_{tile.kind}_{epilogue}_{count}", *arguments_at(full_rows, block))
+                        k.call(f"tile_{tile.format}_{epilogue}_{count}", *arguments_at(full_rows, block))
 
         if not tile.amx:
             by_vectors()
@@ -221,12 +222,12 @@ def _emit_integer_micro_kernel(
 def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Value:
     """Return vector `number` of a line of packed 8-bit weights.
 
-    A line holds the weights of a few inputs for all outputs of a block. For tiles of kind `words`, the weights are
+    A line holds the weights of a few inputs for all outputs of a block. For tiles of format `words`, the weights are
     widened to 16 bits.
     """
     count = tile.group * k.lanes
     weights = k.load(k.element_pointer(line, number * count, I8), ir.VectorType(I8, count))
-    return k.build.sext(weights, ir.VectorType(I16, count)) if tile.kind == "words" else weights
+    return k.build.sext(weights, ir.VectorType(I16, count)) if tile.format == "words" else weights
 
 
 def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
@@ -235,9 +236,9 @@ def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value
     Each sum takes the products of a group of inputs. For `sextets`, `inputs` and `weights` have two groups, else one.
     """
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
-    if tile.kind in ("bytes", "halves"):
+    if tile.format in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
-    if tile.kind == "sextets":
+    if tile.format == "sextets":
         halves = ir.VectorType(I16, 2 * k.lanes)
         pairs = (k.intrinsic(_BYTES_TO_PAIRS[k.lanes], halves, *group) for group in groups)
         groups = [(k.build.add(*pairs), ir.Constant(halves, [1] * 2 * k.lanes))]
@@ -280,7 +281,7 @@ class CompiledLinear(nn.Module):
         outputs, width = weight.shape
         padding = -outputs % tile.columns
         self.tile = tile
-        self.is_rounded = tile.kind != "floats"
+        self.is_rounded = tile.format != "floats"
         """True if inputs and weights are rounded before the multiplication, so that results differ from float32's."""
         self.outputs, self.width = outputs, width
         self.padded_outputs = outputs + padding
@@ -297,7 +298,7 @@ class CompiledLinear(nn.Module):
         # Only `empty`, because PyTorch loads a second of Python modules to run other operations on this device.
         tile, padded = self.tile, self.padded_outputs
         blocks = (padded // tile.columns, self.width // tile.group, tile.columns, tile.group)
-        dtype = torch.int8 if not tile.is_float else torch.bfloat16 if tile.kind == "pairs" else torch.float32
+        dtype = torch.int8 if not tile.is_float else torch.bfloat16 if tile.format == "pairs" else torch.float32
         vectors = (weight.new_empty(padded, dtype=each) for each in (torch.int32, torch.float32, torch.float32))
         return weight.new_empty(blocks, dtype=dtype), *vectors
 
@@ -319,7 +320,7 @@ class CompiledLinear(nn.Module):
 
         The text depends on the processor and the version of the packing code.
         """
-        return f"{_LAYOUT_VERSION} {self.tile.kind} {self.tile.lanes}x{self.tile.vectors}"
+        return f"{_LAYOUT_VERSION} {self.tile.format} {self.tile.lanes}x{self.tile.vectors}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the linear layer to float32 x (…, D); return float32 (…, O).
@@ -342,7 +343,7 @@ class CompiledLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the layer's sizes and number format, which `print(model)` shows."""
-        return f"{self.width}, {self.outputs}, {self.tile.kind}"
+        return f"{self.width}, {self.outputs}, {self.tile.format}"
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
@@ -352,7 +353,7 @@ def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     are zero.
     """
     if tile.is_float:
-        dtype = torch.bfloat16 if tile.kind == "pairs" else torch.float32
+        dtype = torch.bfloat16 if tile.format == "pairs" else torch.float32
         none = torch.zeros(len(weight))
         return weight.to(dtype), none.int(), none
     weight_scales = weight.new_empty(len(weight))  # (O,)
@@ -468,7 +469,7 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "laye
     if tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)
     if use != "vocabulary":
-        is_enough = use == "layer" and tile.kind == "bytes" and weight.shape[1] >= MIN_INPUTS_FOR_8_BITS
+        is_enough = use == "layer" and tile.format == "bytes" and weight.shape[1] >= MIN_INPUTS_FOR_8_BITS
         tile = tile if is_enough else tile.with_12_bits
     return (CompiledVocabulary if use == "vocabulary" else CompiledLinear)(weight, bias, tile)
 
@@ -510,22 +511,23 @@ def _linear_kernel(tile: Tile) -> CompiledKernel:
 
     The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`.
     """
-    k = new_builder("linear", tile)
-    emit_gemm(k, tile, "store")
-    with kernel(k, "linear", 11) as (numbers, thread, threads):
-        x, rows, width, rounded, scales, weights, initial_sums, weight_scales, bias, outputs, out = numbers
-        pointers: list[Value] = [k.pointer(each) for each in (rounded, scales)]
-        if tile.kind == "floats":
-            pointers[0] = k.pointer(x)
-        else:
-            emit_quantization(k, tile)
-            k.call(f"round_{tile.kind}", k.pointer(x), rows, width, *pointers, thread, threads)
-            k.barrier(threads)
-        parameters = [k.pointer(each) for each in (weights, initial_sums, weight_scales, bias)]
-        k.call(
-            f"product_{tile.kind}_store", *pointers, rows, width, *parameters, outputs, k.pointer(out), thread, threads
-        )
-    return compile_kernels(k, ("linear",))["linear"]
+
+    def emit(k: KernelBuilder) -> None:
+        emit_gemm(k, tile, "store")
+        with kernel(k, "linear", 11) as (numbers, thread, threads):
+            x, rows, width, rounded, scales, weights, initial_sums, weight_scales, bias, outputs, out = numbers
+            inputs: list[Value] = [k.pointer(each) for each in (rounded, scales)]
+            if tile.format == "floats":
+                inputs[0] = k.pointer(x)
+            else:
+                emit_quantization(k, tile)
+                k.call(f"round_{tile.format}", k.pointer(x), rows, width, *inputs, thread, threads)
+                k.barrier(threads)
+            parameters = [k.pointer(each) for each in (weights, initial_sums, weight_scales, bias)]
+            sizes = outputs, k.pointer(out), thread, threads
+            k.call(f"product_{tile.format}_store", *inputs, rows, width, *parameters, *sizes)
+
+    return compile_kernels("linear", tile, ("linear",), emit)["linear"]
 
 
 @cache
@@ -535,13 +537,15 @@ def _refining_kernel(tile: Tile) -> CompiledKernel:
     The call is `refine_rows(x, N, D, weights, file rows, bias, logits, P)`; `logits.emit_refinement` explains the
     arguments.
     """
-    k = new_builder("refining", tile)
-    emit_refinement(k, tile.vectors)
-    with kernel(k, "refine_rows", 8) as (numbers, thread, threads):
-        x, rows, width, weights, file, bias, logits, stride = numbers
-        parameters = [k.pointer(each) for each in (weights, file, bias, logits)]
-        k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
-    return compile_kernels(k, ("refine_rows",))["refine_rows"]
+
+    def emit(k: KernelBuilder) -> None:
+        emit_refinement(k, tile.vectors)
+        with kernel(k, "refine_rows", 8) as (numbers, thread, threads):
+            x, rows, width, weights, file, bias, logits, stride = numbers
+            parameters = [k.pointer(each) for each in (weights, file, bias, logits)]
+            k.call("refine", k.pointer(x), rows, width, *parameters, stride, thread, threads)
+
+    return compile_kernels("refining", tile, ("refine_rows",), emit)["refine_rows"]
 
 
 @cache
@@ -551,10 +555,12 @@ def _widening_kernel(tile: Tile) -> CompiledKernel:
     The call is `widen_rows(x, N, D, weights, bias, rounded, V, logits, P)`; `emit_bfloat16_refinement` explains the
     arguments.
     """
-    k = new_builder("widening", tile)
-    emit_bfloat16_refinement(k, tile.vectors)
-    with kernel(k, "widen_rows", 9) as (numbers, thread, threads):
-        x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
-        parameters = [k.pointer(each) for each in (weights, bias, rounded)]
-        k.call("widen", k.pointer(x), rows, width, *parameters, outputs, k.pointer(logits), stride, thread, threads)
-    return compile_kernels(k, ("widen_rows",))["widen_rows"]
+
+    def emit(k: KernelBuilder) -> None:
+        emit_bfloat16_refinement(k, tile.vectors)
+        with kernel(k, "widen_rows", 9) as (numbers, thread, threads):
+            x, rows, width, weights, bias, rounded, outputs, logits, stride = numbers
+            parameters = [k.pointer(each) for each in (weights, bias, rounded)]
+            k.call("widen", k.pointer(x), rows, width, *parameters, outputs, k.pointer(logits), stride, thread, threads)
+
+    return compile_kernels("widening", tile, ("widen_rows",), emit)["widen_rows"]

@@ -28,9 +28,8 @@ from transduce.kernels.cpu.jit.compiler import (
     find_float_tile,
     float_bits,
     kernel_of,
-    new_builder,
 )
-from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.memory import process_stack
 from transduce.kernels.cpu.jit.tile import AVX512_TILE, Tile
 
@@ -271,7 +270,7 @@ def require_gemm_tile(dtype: torch.dtype) -> Tile:
 
 def gemm_emitter_of(tile: Tile) -> type[GemmEmitter]:
     """Return the class that emits the training GEMMs for a `Tile`: float32, bfloat16, or bfloat16 with AMX."""
-    if tile.kind == "floats":
+    if tile.format == "floats":
         return Float32GemmEmitter if tile.lanes == AVX512_TILE.lanes else Avx2GemmEmitter
     return AmxGemmEmitter if tile.amx else GemmEmitter
 
@@ -489,6 +488,10 @@ def run_backward(
 @cache
 def gemm_kernels(tile: Tile) -> dict[str, CompiledKernel]:
     """Return a dict with the kernels `forward` and `backward` of linear layers for a `Tile`, compiled on first use."""
-    k = new_builder("products", tile)
+    return compile_kernels("products", tile, LinearKernelEmitter.names, lambda k: _emit_products(k, tile))
+
+
+@outlined
+def _emit_products(k: KernelBuilder, tile: Tile) -> None:
+    """Emit the kernels `forward` and `backward` of linear layers for a `Tile`."""
     LinearKernelEmitter(k, gemm_emitter_of(tile)).write()
-    return compile_kernels(k, LinearKernelEmitter.names)

@@ -6,6 +6,7 @@ number of threads. All threads run the same kernel, split its work, and meet at 
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import struct
@@ -18,6 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import llvmlite  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import torch
 from torch import Tensor
@@ -27,14 +29,15 @@ from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
 # --- cache of machine code ---
-# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. The file begins
-# with a checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
+# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. Small files,
+# whose names are hashes of outlines and of the package's source code, hold such names. Each file begins with a
+# checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
 """The environment variable that sets the cache folder of compiled machine code; an empty value disables the cache."""
 
-_MAX_FILES = 1_000  # of 50 KB on average; the least recently used ones beyond are deleted
+_MAX_FILES = 2_000  # half of them of 50 KB on average; the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
 _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
@@ -66,7 +69,7 @@ def load_cached_code(key: str) -> bytes | None:
 def cache_code(key: str, code: bytes) -> None:
     """Write machine code to the cache under a key; without a cache folder, or if writing fails, nothing is cached.
 
-    The file is replaced atomically, so concurrent readers never see part of it. Afterwards at most 1,000 files remain:
+    The file is replaced atomically, so concurrent readers never see part of it. Afterwards at most 2,000 files remain:
     the least recently used ones beyond are deleted.
     """
     if (path := _path(key)) is None:
@@ -87,7 +90,7 @@ def cache_code(key: str, code: bytes) -> None:
 
 
 def _drop_oldest(folder: Path) -> None:
-    """Delete the least recently used files of the cache folder until at most 1,000 remain."""
+    """Delete the least recently used files of the cache folder until at most 2,000 remain."""
     files = list(folder.iterdir())
     if len(files) > _MAX_FILES:
         files.sort(key=lambda path: path.stat().st_mtime)
@@ -123,6 +126,39 @@ def _folder() -> Path | None:
     base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
     return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
 
+
+class _Sources:
+    """The source files on which emitted IR depends, as they were when this module was imported.
+
+    Python code that was imported before a file changed does not match the file. So outlines identify machine code only
+    while the files are as they were, and if the youngest was a minute old when this module was imported.
+    """
+
+    _SETTLED = 60.0  # seconds
+
+    def __init__(self, package: Path, now: float) -> None:
+        """Read the files of a package at the time `now`, in seconds since 1970."""
+        self._paths = [path for folder in ("kernels", "model") for path in sorted((package / folder).rglob("*.py"))]
+        self._stamps = self._read_stamps()
+        self.digest = _CHECKSUM(b"\0".join(path.read_bytes() for path in self._paths if self._stamps)).hexdigest()
+        """A hash of the files' contents."""
+        youngest = max((time for stamp in self._stamps for time in stamp[:2]), default=math.inf)
+        self._is_settled = youngest * 1e-9 < now - self._SETTLED
+
+    def are_current(self) -> bool:
+        """Return whether outlines identify the code that this process emits."""
+        return self._is_settled and self._read_stamps() == self._stamps
+
+    def _read_stamps(self) -> list[tuple[int, int, int]]:
+        """Return a list of the times and the size of each file; the list is empty if a file cannot be read."""
+        try:
+            found = [path.stat() for path in self._paths]
+        except OSError:
+            return []
+        return [(each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in found]
+
+
+_SOURCES = _Sources(Path(__file__).parents[3], time.time())
 
 # --- compilation ---
 
@@ -198,10 +234,10 @@ def find_integer_tile() -> Tile | None:
     if features.get("avx512bw") and not narrow:
         has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
         return AVX512_TILE._replace(
-            kind="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
+            format="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
         )
     if features.get("avx2") and features.get("fma"):
-        return AVX2_TILE._replace(kind="bytes" if features.get("avxvnni") and not narrow else "sextets")
+        return AVX2_TILE._replace(format="bytes" if features.get("avxvnni") and not narrow else "sextets")
     return None
 
 
@@ -217,15 +253,16 @@ def _has_amx(features: dict[str, bool], limit: str, feature: str) -> bool:
     return request is not None and bool(request())
 
 
-def find_float_tile(kind: Literal["pairs", "floats"]) -> Tile | None:
+def find_float_tile(format: Literal["pairs", "floats"]) -> Tile | None:
     """Return the `Tile` for bfloat16 (`pairs`) or float32 (`floats`) GEMMs; None if there are no such kernels.
 
     bfloat16 needs AVX-512's instruction for pairs of bfloat16 numbers.
     """
     tile = find_integer_tile()
-    if tile is None or kind == "floats":
-        return tile and tile._replace(kind=kind, amx=False)
-    return tile._replace(kind=kind, amx=_has_amx_pairs()) if tile.lanes == AVX512_TILE.lanes and _has_pairs() else None
+    if tile is None or format == "floats":
+        return tile and tile._replace(format=format, amx=False)
+    has_pairs = tile.lanes == AVX512_TILE.lanes and _has_pairs()
+    return tile._replace(format=format, amx=_has_amx_pairs()) if has_pairs else None
 
 
 @cache
@@ -253,13 +290,18 @@ def require_integer_tile() -> Tile:
     return tile
 
 
-def new_builder(name: str, tile: Tile) -> KernelBuilder:
-    """Return a new IR builder with an empty module for this processor's vector registers.
+def _new_builder(name: str, tile: Tile, *, is_outline: bool) -> KernelBuilder:
+    """Return a new IR builder with an empty module, or an empty outline, for this processor's vector registers.
 
     The kernels support several threads if PyTorch ships an OpenMP library.
     """
-    narrows = tile.lanes == AVX512_TILE.lanes and _has_pairs()
-    return KernelBuilder(name, tile.lanes, threaded=find_openmp() is not None, has_bfloat16_rounding=narrows)
+    return KernelBuilder(
+        name,
+        tile.lanes,
+        threaded=find_openmp() is not None,
+        has_bfloat16_rounding=tile.lanes == AVX512_TILE.lanes and _has_pairs(),
+        is_outline=is_outline,
+    )
 
 
 @contextmanager
@@ -301,37 +343,85 @@ def raw_kernel(k: KernelBuilder, name: str) -> Iterator[tuple[Value, Value, Valu
             k.call(name, numbers, *(k.build.sext(each, I64) for each in share))
 
 
-def compile_kernels(k: KernelBuilder, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
-    """Compile the kernels `names` of a builder's module; return a dict from names to `CompiledKernel`.
+def compile_kernels(
+    name: str, tile: Tile, names: tuple[str, ...], emit: Callable[[KernelBuilder], None]
+) -> dict[str, CompiledKernel]:
+    """Compile the kernels `names` of one module; return a dict from names to `CompiledKernel`.
 
-    Code that this or another process made from the same IR, for the same processor, is used again.
+    Machine code that this or another process made from the same IR, for the same processor, is used again. It is found
+    by the module's outline, without its IR, if the package's source files have not changed since (see `_Sources`).
+
+    Args:
+        name: the module's name.
+        tile: the `Tile` whose vector length the kernels have.
+        names: the names of the kernels.
+        emit: emits the kernels with a builder. It is called once for the outline and, if no code is known for that,
+            once for the IR.
     """
-    text, processor = str(k.module), llvm.get_host_cpu_name()
-    features = ",".join([llvm.get_host_cpu_features().flatten(), *(f"+{name}" for name in sorted(k.features))])
+    outline_key = None
+    processor, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    if _SOURCES.are_current():
+        outline = _new_builder(name, tile, is_outline=True)
+        emit(outline)
+        traits = names, tile, outline.threaded, outline.has_bfloat16_rounding
+        versions = llvmlite.__version__, llvm.llvm_version_info, _SOURCES.digest
+        outline_key = cache_key(
+            outline.module, outline.notes, sorted(outline.features), *traits, processor, features, *versions
+        )
+        with _COMPILING:
+            kernels = _find_kernels(outline_key, processor, features, names)
+        if kernels is not None:
+            return kernels
+    k = _new_builder(name, tile, is_outline=False)
+    emit(k)
+    text, features = str(k.module), ",".join([features, *(f"+{each}" for each in sorted(k.features))])
     key = cache_key(text, processor, features, llvm.llvm_version_info)
     with _COMPILING:
         if key not in _LOADED:
-            llvm.initialize_native_target()
-            llvm.initialize_native_asmprinter()
-            llvm.initialize_native_asmparser()
-            machine = llvm.Target.from_default_triple().create_target_machine(cpu=processor, features=features, opt=2)
-            _LOADED[key] = _load(key, text, machine, names)
+            machine = _target_machine(processor, features)
+            code = load_cached_code(key)
+            if code is None:
+                code = _make_code(text, machine)
+                cache_code(key, code)
+            _LOADED[key] = _load(code, machine, names)
+        if outline_key is not None and _SOURCES.are_current():
+            _CODE_KEYS[outline_key] = key
+            cache_code(outline_key, key.encode())
         return _LOADED[key]
 
 
 _LOADED: dict[str, dict[str, CompiledKernel]] = {}
+_CODE_KEYS: dict[str, str] = {}  # of outlines, whose modules are loaded
 _COMPILING = Lock()
 
 
-def _load(key: str, text: str, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
-    """Load the machine code of a module from the code cache, or compile and cache it; return a dict of its kernels.
+def _find_kernels(
+    outline_key: str, processor: str, features: str, names: tuple[str, ...]
+) -> dict[str, CompiledKernel] | None:
+    """Return the kernels of the module with an outline, from this process or from the cache; None if there are none."""
+    key = _CODE_KEYS.get(outline_key)
+    if key is None:
+        if (noted := load_cached_code(outline_key)) is None:
+            return None
+        key = noted.decode()
+    if key not in _LOADED:
+        if (code := load_cached_code(key)) is None:
+            return None
+        _LOADED[key] = _load(code, _target_machine(processor, features), names)
+    _CODE_KEYS[outline_key] = key
+    return _LOADED[key]
 
-    `text` is the module's IR, and `machine` LLVM's target machine.
-    """
-    code = load_cached_code(key)
-    if code is None:
-        code = _make_code(text, machine)
-        cache_code(key, code)
+
+def _target_machine(processor: str, features: str) -> Any:
+    """Return LLVM's target machine for a processor with a list of features, such as "+avx2,-avx512f"."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    return llvm.Target.from_default_triple().create_target_machine(cpu=processor, features=features, opt=2)
+
+
+def _load(code: bytes, machine: Any, names: tuple[str, ...]) -> dict[str, CompiledKernel]:
+    """Load machine code, an object file, for a target machine; return a dict of its kernels, whose names are given."""
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()

@@ -6,8 +6,8 @@ the machine code. `KernelBuilder.variable` allocates mutable variables on the st
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, Concatenate, ParamSpec
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -54,7 +54,15 @@ def _constant(kind: Any, value: Any) -> Value:
 class KernelBuilder:
     """A builder of LLVM IR: it holds one LLVM module, and appends instructions to the function being emitted."""
 
-    def __init__(self, name: str, lanes: int, *, threaded: bool = False, has_bfloat16_rounding: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        lanes: int,
+        *,
+        threaded: bool = False,
+        has_bfloat16_rounding: bool = False,
+        is_outline: bool = False,
+    ) -> None:
         """Create an empty LLVM module.
 
         Args:
@@ -62,16 +70,19 @@ class KernelBuilder:
             lanes: 32-bit elements per vector register.
             threaded: whether several threads may run the kernels, so that barriers are emitted.
             has_bfloat16_rounding: whether the processor has an instruction that rounds 16 float32 to bfloat16.
+            is_outline: whether functions decorated with `outlined` note their arguments instead of emitting code.
         """
         self.module = ir.Module(name=name)
         self.lanes = lanes
         self.ints = ir.VectorType(I32, lanes)
         self.floats = ir.VectorType(F32, lanes)
         self.threaded = threaded
-        self._narrows = has_bfloat16_rounding
+        self.has_bfloat16_rounding = has_bfloat16_rounding
         self.features: set[str] = set()
         """A set of CPU features, such as "amx-tile", that the compiler must enable for intrinsics called by name."""
         self.build: Any = None
+        self.notes: list[str] | None = [] if is_outline else None
+        """In an outline, a list of the calls of `outlined` functions that emitted no code; otherwise None."""
 
     @contextmanager
     def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
@@ -94,8 +105,11 @@ class KernelBuilder:
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Emit a call of a void function that was emitted earlier in the same LLVM module."""
-        self.build.call(self.module.get_global(name), values)
+        """Emit a call of a void function that was emitted earlier in the same LLVM module, or noted in an outline."""
+        if self.notes is not None:
+            self.intrinsic(name, VOID, *values)
+        else:
+            self.build.call(self.module.get_global(name), values)
 
     def call_address(self, address: Value, *values: Value) -> None:
         """Emit a call of the void function at a 64-bit address, with the arguments `values`."""
@@ -407,7 +421,7 @@ class KernelBuilder:
 
         The processor's instruction, where there is one, flushes subnormal numbers to zero.
         """
-        if self._narrows:
+        if self.has_bfloat16_rounding:
             kind = ir.VectorType(BFloat(), self.lanes)
             return self.build.bitcast(
                 self.intrinsic("llvm.x86.avx512bf16.cvtneps2bf16.512", kind, values), ir.VectorType(I16, self.lanes)
@@ -521,3 +535,48 @@ def _alignment(kind: Any) -> int:
     """
     element = kind.element if isinstance(kind, ir.VectorType) else kind
     return {I8: 1, I16: 2, F16: 2}.get(element, 4)
+
+
+# --- outlines ---
+# Emitting and printing the IR of a model takes a fifth of a second, and its machine code is mostly cached. An outline
+# identifies the code in a fraction of that time: the IR of what is emitted directly, and the calls of other emitters.
+
+
+_Inputs = ParamSpec("_Inputs")
+
+
+def outlined(
+    emit: Callable[Concatenate[KernelBuilder, _Inputs], None],
+) -> Callable[Concatenate[KernelBuilder, _Inputs], None]:
+    """Decorate a function of this package that emits LLVM functions; a builder of outlines only notes its arguments.
+
+    The emitted code must depend on nothing but the arguments, the builder's properties and the package's source code.
+    If an argument is of a kind that cannot be noted exactly, the code is emitted in outlines too.
+    """
+    name = f"{emit.__module__}.{emit.__qualname__}"
+
+    @wraps(emit)
+    def emit_or_note(k: KernelBuilder, /, *inputs: _Inputs.args, **named: _Inputs.kwargs) -> None:
+        if k.notes is not None:
+            notes = [_describe(each) for each in (*inputs, *(part for item in sorted(named.items()) for part in item))]
+            if None not in notes:
+                k.notes.append(f"{name}({', '.join(map(str, notes))})")
+                return
+        emit(k, *inputs, **named)
+
+    return emit_or_note
+
+
+def _describe(value: object) -> str | None:
+    """Return a text that equals that of no other argument of an emitter; None for kinds that cannot be described.
+
+    Tuples, such as a `Tile`, are described by their class and their elements.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return repr(value)
+    if isinstance(value, ir.Type):
+        return f"<{value}>"
+    if not isinstance(value, tuple):
+        return None
+    parts = [_describe(each) for each in value]
+    return None if None in parts else f"{type(value).__qualname__}({', '.join(map(str, parts))})"

@@ -21,10 +21,9 @@ from transduce.kernels.cpu.jit.compiler import (
     CompiledKernel,
     compile_kernels,
     kernel,
-    new_builder,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.tile import Tile
 from transduce.kernels.prepacked import version_of
 
@@ -406,10 +405,14 @@ def _runner(tile: Tile) -> CompiledKernel:
     The table holds, for each step, a kernel's address and the index of its first argument in `numbers`. After each step
     there is a barrier.
     """
-    k = new_builder("steps", tile)
+    return compile_kernels("steps", tile, ("run_steps",), _emit_runner)["run_steps"]
+
+
+@outlined
+def _emit_runner(k: KernelBuilder) -> None:
+    """Emit the kernel `run_steps`."""
     with kernel(k, "run_steps", 3) as ((table, steps, numbers), thread, threads), k.loop(0, steps) as step:
         entry = k.element_pointer(k.pointer(table), k.mul(step, 2), I64)
         address, first = (k.load(k.element_pointer(entry, number, I64), I64) for number in range(2))
         k.call_address(address, k.element_pointer(k.pointer(numbers), first, I64), thread, threads)
         k.barrier(threads)
-    return compile_kernels(k, ("run_steps",))["run_steps"]

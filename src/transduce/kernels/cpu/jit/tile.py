@@ -23,7 +23,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER, KernelBuilder, Value
 
-Kind = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
+Format = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
 
 HALF_BITS = 6
 """The number of bits in each half of a 12-bit activation (format `halves`)."""
@@ -39,7 +39,7 @@ class Tile(NamedTuple):
     """The number of vector registers that hold one row of the block, so the block has lanes × vectors outputs."""
     rows: int
     """The number of rows of activations that a micro-kernel multiplies at once."""
-    kind: Kind
+    format: Format
     """The format of activations in the product: quantized, such as `bytes`, or `pairs` or `floats`."""
     amx: bool = False
     """True if rows are multiplied by AMX.
@@ -50,7 +50,7 @@ class Tile(NamedTuple):
     @property
     def is_float(self) -> bool:
         """True if activations and weights are floating-point (float32 or bfloat16), not scaled integers."""
-        return self.kind in ("pairs", "floats")
+        return self.format in ("pairs", "floats")
 
     @property
     def max_quantized(self) -> int:
@@ -59,7 +59,7 @@ class Tile(NamedTuple):
         With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits. Raises KeyError for
         the floating-point formats `pairs` and `floats`.
         """
-        return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.kind]
+        return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.format]
 
     @property
     def zero_point(self) -> int:
@@ -67,17 +67,17 @@ class Tile(NamedTuple):
 
         Raises KeyError for the floating-point formats `pairs` and `floats`.
         """
-        return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.kind]
+        return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.format]
 
     @property
     def max_inputs(self) -> int:
         """The greatest number of inputs D of a linear layer for which 32-bit sums cannot overflow, for any weights."""
-        return 8192 if self.kind in ("halves", "words") else 65_536
+        return 8192 if self.format in ("halves", "words") else 65_536
 
     @property
     def element(self) -> Any:
         """The LLVM type of a stored activation, or of half of one for `halves`."""
-        return {"floats": F32, "pairs": I16, "words": I16}.get(self.kind, I8)
+        return {"floats": F32, "pairs": I16, "words": I16}.get(self.format, I8)
 
     @property
     def weight(self) -> Any:
@@ -87,17 +87,17 @@ class Tile(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """The size of a packed weight in bytes: 1, 2 (bfloat16) or 4 (float32)."""
-        return {"floats": 4, "pairs": 2}.get(self.kind, 1)
+        return {"floats": 4, "pairs": 2}.get(self.format, 1)
 
     @property
     def elements_per_activation(self) -> int:
         """The number of elements per activation: 2 for `halves` (all high halves, then all low ones), otherwise 1."""
-        return 2 if self.kind == "halves" else 1
+        return 2 if self.format == "halves" else 1
 
     @property
     def group(self) -> int:
         """The number of consecutive inputs whose weights for one output fill 32 bits and are multiplied together."""
-        return {"floats": 1, "pairs": 2, "words": 2}.get(self.kind, 4)
+        return {"floats": 1, "pairs": 2, "words": 2}.get(self.format, 4)
 
     @property
     def groups(self) -> int:
@@ -105,7 +105,7 @@ class Tile(NamedTuple):
 
         The number is 2 for the format `sextets`, else 1.
         """
-        return 2 if self.kind == "sextets" else 1
+        return 2 if self.format == "sextets" else 1
 
     @property
     def columns(self) -> int:
@@ -114,16 +114,16 @@ class Tile(NamedTuple):
 
     @property
     def with_12_bits(self) -> "Tile":
-        """The tile for 12-bit activations on the same processor, with the kind `halves` or `words`.
+        """The tile for 12-bit activations on the same processor, with the format `halves` or `words`.
 
         `halves` replaces `bytes`, and `words` replaces `sextets`; the block's shape is unchanged.
         """
-        return self._replace(kind="halves" if self.kind == "bytes" else "words")
+        return self._replace(format="halves" if self.format == "bytes" else "words")
 
 
-AVX512_TILE = Tile(lanes=16, vectors=4, rows=6, kind="bytes")
+AVX512_TILE = Tile(lanes=16, vectors=4, rows=6, format="bytes")
 """The register block for AVX-512, of 6 rows × 64 outputs: 24 of the 32 registers of 512 bits hold sums."""
-AVX2_TILE = Tile(lanes=8, vectors=2, rows=6, kind="bytes")
+AVX2_TILE = Tile(lanes=8, vectors=2, rows=6, format="bytes")
 """The register block for AVX2, of 6 rows × 16 outputs: 12 of the 16 registers of 256 bits hold sums."""
 MAX_LANES = AVX512_TILE.lanes
 

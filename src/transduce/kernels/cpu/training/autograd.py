@@ -35,9 +35,9 @@ from transduce.kernels.cpu.jit.compiler import (
     find_integer_tile,
     float_bits,
     kernel_of,
-    new_builder,
     require_integer_tile,
 )
+from transduce.kernels.cpu.jit.ir_builder import KernelBuilder, outlined
 from transduce.kernels.cpu.train_rows import (
     LLVM_TYPES,
     NormArguments,
@@ -258,9 +258,14 @@ def attention_shape(
 @cache
 def attention_kernels(shape: AttentionShape) -> dict[str, CompiledKernel]:
     """Return a dict with the kernels `attend` and `attend_backward` for an attention shape, compiled on first use."""
-    k = new_builder("attention", require_integer_tile())
+    names = ("attend", "attend_backward")
+    return compile_kernels("attention", require_integer_tile(), names, lambda k: _emit_attention(k, shape))
+
+
+@outlined
+def _emit_attention(k: KernelBuilder, shape: AttentionShape) -> None:
+    """Emit the kernels `attend` and `attend_backward` for an attention shape."""
     (AmxAttentionEmitter if shape.amx else AttentionEmitter)(k, shape).write()
-    return compile_kernels(k, ("attend", "attend_backward"))
 
 
 # --- LayerNorm and RMSNorm ---
@@ -424,9 +429,8 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 @cache
 def _scatter_kernel(dtype: torch.dtype) -> CompiledKernel:
     """Return the compiled kernel that adds factor · part[n], of a dtype, to row ids[n] of a float32 matrix."""
-    k = new_builder("scatter", require_integer_tile())
-    emit_scatter(k, LLVM_TYPES[dtype])
-    return compile_kernels(k, ("scatter",))["scatter"]
+    kind = LLVM_TYPES[dtype]
+    return compile_kernels("scatter", require_integer_tile(), ("scatter",), lambda k: emit_scatter(k, kind))["scatter"]
 
 
 # --- rotary embeddings ---
@@ -539,7 +543,17 @@ def rotation_kernel(dtype: torch.dtype, width: int, *, interleaved: bool) -> Com
     The kernel copies the columns after the rotated heads, unless it rotates in place. If `interleaved`, it rotates
     pairs of neighboring elements; otherwise the first half of a head is paired with the second half.
     """
-    k, kind = new_builder("rotary", require_integer_tile()), LLVM_TYPES[dtype]
+    kind = LLVM_TYPES[dtype]
+
+    def emit(k: KernelBuilder) -> None:
+        _emit_rotation(k, kind, width, interleaved=interleaved)
+
+    return compile_kernels("rotary", require_integer_tile(), ("rotate",), emit)["rotate"]
+
+
+@outlined
+def _emit_rotation(k: KernelBuilder, kind: Any, width: int, *, interleaved: bool) -> None:
+    """Emit the kernel `rotate` of `rotation_kernel` for elements of an LLVM type, F32 or I16."""
     with kernel_of(k, "rotate", RotationArguments) as (args, *share):
         direction = k.splat(k.float_from_bits(args.direction))
         rotated = k.mul(args.heads, width)
@@ -554,8 +568,7 @@ def rotation_kernel(dtype: torch.dtype, width: int, *, interleaved: bool) -> Com
                 column = k.mul(head, width)
                 source, target = (k.element_pointer(each, column, kind) for each in pointers)
                 emit_rotary_head(
-                    k, width, (source, target), angles, interleaved=interleaved, kind=kind, direction=direction
+                    k, width, (source, target), angles, interleaved=interleaved, element=kind, direction=direction
                 )
             with k.loop(rotated, end, k.lanes) as column:
                 k.store_float32_as(k.load_as_float32(pointers[0], column, kind), pointers[1], column, kind)
-    return compile_kernels(k, ("rotate",))["rotate"]

@@ -179,7 +179,7 @@ class LayerShape(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the GEMMs, and of all arrays that are not explicitly float32."""
-        return torch.float32 if self.tile.kind == "floats" else torch.bfloat16
+        return torch.float32 if self.tile.format == "floats" else torch.bfloat16
 
 
 class _Matrix(NamedTuple):
@@ -608,8 +608,8 @@ class _Writer:
         """
         sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
-        kind = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention, biased=shape.is_biased)
-        scratch_each = attention_scratch_size(kind, keys, layer.length)
+        head_shape = attention_shape(shape.inner // shape.heads, layer.dtype, shape.attention, biased=shape.is_biased)
+        scratch_each = attention_scratch_size(head_shape, keys, layer.length)
         scratch = self.scratch.allocate(layer.threads * scratch_each * _FLOAT)
         gradient_arguments: tuple[Any, Any, Any] = self._query_key_value(*gradients) if gradients else (0, 0, 0)
         arguments = AttentionArguments(
@@ -631,7 +631,7 @@ class _Writer:
             bias=MemoryOffset(Base.BIAS) if shape.is_biased else 0,
             bias_gradient=MemoryOffset(Base.GRAD_BIAS) if shape.is_biased else 0,
         )
-        self.steps.add(attention_kernels(kind)["attend_backward" if gradients else "attend"], arguments)
+        self.steps.add(attention_kernels(head_shape)["attend_backward" if gradients else "attend"], arguments)
         self.scratch.free([scratch])
 
     def _query_key_value(

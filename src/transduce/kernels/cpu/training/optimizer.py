@@ -21,11 +21,10 @@ from transduce.kernels.cpu.jit.compiler import (
     find_integer_tile,
     float_bits,
     kernel_of,
-    new_builder,
     raw_kernel,
     require_integer_tile,
 )
-from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import F32, I16, I32, I64, POINTER, KernelBuilder, Value, outlined
 from transduce.kernels.cpu.jit.tile import Tile
 
 # --- emitted kernels that update all parameters in one pass ---
@@ -325,9 +324,13 @@ def _check(vector: Tensor, count: int, *, kinds: tuple[torch.dtype, ...] = _FLOA
 @cache
 def _kernels() -> dict[str, CompiledKernel]:
     """Return a dict of the compiled optimizer kernels: `adam`, `apply` (another optimizer's update) and `momentum`."""
-    k = new_builder("update", require_integer_tile())
+    return compile_kernels("update", require_integer_tile(), UpdateEmitter.names, _emit_updates)
+
+
+@outlined
+def _emit_updates(k: KernelBuilder) -> None:
+    """Emit the optimizer kernels `adam`, `apply` and `momentum`."""
     UpdateEmitter(k).write()
-    return compile_kernels(k, UpdateEmitter.names)
 
 
 # --- emitted kernel that orthogonalizes matrices for Muon (`training/muon.py`) ---
@@ -750,6 +753,10 @@ def orthogonalize_in_place(
 @cache
 def _orthogonalize_kernels(tile: Tile) -> dict[str, CompiledKernel]:
     """Return a dict with the compiled kernel `orthogonalize` (for Muon's matrices), whose GEMMs use a given `Tile`."""
-    k = new_builder("squares", tile)
+    return compile_kernels("squares", tile, OrthogonalizeEmitter.names, lambda k: _emit_orthogonalization(k, tile))
+
+
+@outlined
+def _emit_orthogonalization(k: KernelBuilder, tile: Tile) -> None:
+    """Emit the kernel `orthogonalize`, whose GEMMs use a given `Tile`."""
     OrthogonalizeEmitter(k, gemm_emitter_of(tile)).write()
-    return compile_kernels(k, OrthogonalizeEmitter.names)
