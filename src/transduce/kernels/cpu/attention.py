@@ -519,8 +519,8 @@ class AttentionEmitter:
 
     def write(self) -> None:
         """Emit the kernels `attend`, which computes attention, and `attend_backward`, which computes its gradients."""
-        self._write("attend", _Contexts)
-        self._write("attend_backward", _Gradients)
+        self._write("attend", _ForwardPass)
+        self._write("attend_backward", _BackwardPass)
 
     def _write(self, name: str, work: Any) -> None:
         """Emit the kernel `name`, a loop over the heads of all sentences whose body the class `work` emits.
@@ -550,7 +550,7 @@ class AttentionEmitter:
         yield
 
 
-class _Contexts(HeadEmitter):
+class _ForwardPass(HeadEmitter):
     """An emitter of attention's forward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:
@@ -626,7 +626,7 @@ class _Contexts(HeadEmitter):
                 self.store_scaled(out, k.mul(number, stride), columns, total, inverse)
 
 
-class _Gradients(HeadEmitter):
+class _BackwardPass(HeadEmitter):
     """An emitter of attention's backward pass for one key/value head of one sentence, with vector instructions."""
 
     def write(self) -> None:

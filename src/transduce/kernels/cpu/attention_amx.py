@@ -347,7 +347,7 @@ class AmxAttentionEmitter(AttentionEmitter):
 
     @override
     def write(self) -> None:
-        for name, work in (("attend", _Contexts), ("attend_backward", _Gradients)):
+        for name, work in (("attend", _AmxForwardPass), ("attend_backward", _AmxBackwardPass)):
             self._write(name, work)
 
     @contextmanager
@@ -358,7 +358,7 @@ class AmxAttentionEmitter(AttentionEmitter):
         amx.release(self.k)
 
 
-class _Contexts(AmxHead):
+class _AmxForwardPass(AmxHead):
     """An emitter of attention's forward pass for one head of one sentence, with AMX."""
 
     def write(self) -> None:
@@ -432,7 +432,7 @@ class _Contexts(AmxHead):
             k.store_float32_as(values, self.start_of_sums(), offset, F32, mask=inside)
 
 
-class _Gradients(AmxHead):
+class _AmxBackwardPass(AmxHead):
     """An emitter of attention's backward pass for one head of one sentence, with AMX."""
 
     def write(self) -> None:

@@ -201,7 +201,7 @@ class HeadShape(NamedTuple):
         return self.shared * self.width
 
 
-class _Row(NamedTuple):
+class _HeadPointers(NamedTuple):
     """Pointers (IR values) for attention of one head of one row (token): query, keys, values, output and scores."""
 
     query: Value
@@ -283,7 +283,11 @@ def _write_attention(
             first_key, first_value = (k.element_pointer(each, shared_column, element) for each in (keys, values))
             target = k.element_pointer(out, k.add(k.mul(row, heads.queries), column))
             k.call(
-                head, *_Row(query, first_key, first_value, stride, target, thread_scores, bias), start, count, listed
+                head,
+                *_HeadPointers(query, first_key, first_value, stride, target, thread_scores, bias),
+                start,
+                count,
+                listed,
             )
 
 
@@ -297,7 +301,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:
-        row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
+        row_args, (start, count, listed) = _HeadPointers(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
             """Return (an IR value) the index of the key/value cache entry for position `number` of a row's text."""
@@ -320,7 +324,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
 
 
 def _write_scores(
-    k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
+    k: KernelBuilder, heads: HeadShape, row_args: _HeadPointers, count: Value, load: _Load, *, is_biased: bool
 ) -> Value:
     """Emit the scores of `count` keys (scaled dot products with the query, plus a bias if `is_biased`) to memory.
 
@@ -372,7 +376,9 @@ def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest:
     return k.reduce_sum(k.load_variable(total))
 
 
-def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
+def _write_mean(
+    k: KernelBuilder, heads: HeadShape, row_args: _HeadPointers, count: Value, load: _Load, total: Value
+) -> None:
     """Emit the attention output of one head: the mean of the cached values, weighted by the exponentials.
 
     `total` is the sum of the exponentials.
