@@ -53,7 +53,7 @@ def build(kind: int, size: int) -> EncoderDecoder:
 @cache
 def prepare(kind: int, size: int, precision: str) -> EncoderDecoder:
     model = copy.deepcopy(build(kind, size))
-    if precision == "int8":
+    if precision == "int8" and isinstance(model, Transformer):
         return quantize(model)
     make_inference_copy(model, torch.float32)
     return model
@@ -164,8 +164,8 @@ def search_by_definition(
         longest = max(longest, min(max(len(prefix), search.min_length) + 1, positions))
     ranking = PAPER_RANKING if generate is None else GENERATE_RANKING
     following = next_scores(model, vocabulary, batch, search, prefix, longest)
-    width, live, done = search.beam_size, [((), 0.0)], list[tuple[bool, float]]()  # sort keys: cut, negative score
-    live = [(tuple[int, ...](), 0.0)]
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    width, done = search.beam_size, list[tuple[bool, float]]()  # sort keys: whether it was cut, negative score
     for length in range(1, longest + 1):
         best = sorted(
             ((total + score, ids, token) for ids, total in live for token, score in enumerate(following(ids))),
@@ -216,7 +216,7 @@ def next_scores(
     @cache
     @torch.inference_mode()
     def following(ids: tuple[int, ...]) -> list[float]:
-        state = model.start(source)
+        state, hidden = model.start(source), torch.empty(0)
         for token in (0, *ids):
             hidden = state.step(torch.tensor([[token]]))
         logits = project(hidden)[0, 0].clone()
@@ -242,7 +242,7 @@ def next_scores(
             if generate.forced_last_id is not None and len(ids) == longest - 1:
                 scores = only(scores, generate.forced_last_id, 0.0)
             scores = scores.log_softmax(0) if generate.renormalize else scores
-        return scores.tolist()  # type: ignore[no-any-return]
+        return scores.tolist()
 
     return following
 
