@@ -37,6 +37,13 @@ _BERT = {
     "scale_embeddings": False,
 }
 _DECODER = {"kind": "decoder", "scale_embeddings": False, "start_id": 1}
+_LLAMA: dict[str, Any] = _DECODER | {
+    "positions": "rotary",
+    "norm": "rms",
+    "activation": "swiglu",
+    "num_key_value_heads": 2,
+    "bias": False,
+}
 
 
 class Family(NamedTuple):
@@ -98,9 +105,14 @@ OUT = (
         _DECODER | {"positions": "learned", "max_positions": 512, "activation": "gelu-tanh"},
     ),
     Family(
-        "decoder, rotary, RMSNorm, SwiGLU, shared heads, no biases",
-        _DECODER
-        | {"positions": "rotary", "norm": "rms", "activation": "swiglu", "num_key_value_heads": 2, "bias": False},
+        "decoder, learned positions from 2, ReLU",
+        _DECODER | {"positions": "learned", "max_positions": 512, "position_offset": 2},
+    ),
+    Family("decoder, rotary, RMSNorm, SwiGLU, shared heads, no biases", _LLAMA, spread=_SPREAD_GATED),
+    Family("the same, window of 8", _LLAMA | {"attention_window": 8}, spread=_SPREAD_GATED),
+    Family(
+        "the same, no window, tanh-GEGLU, scaled embeddings",
+        _LLAMA | {"activation": "geglu-tanh", "scale_embeddings": True},
         spread=_SPREAD_GATED,
     ),
     Family("decoder, bias by distance, sandwich norms", _DECODER | {"positions": "relative", "norm_order": "sandwich"}),

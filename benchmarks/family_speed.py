@@ -24,8 +24,9 @@ from transduce.data.batches import Batch
 from transduce.kernels.select import kernels_for_training
 from transduce.machine import DTYPES, detect_machine
 from transduce.model.backend import using_backend
-from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.training.choices import PRESETS, choose_kernels
 from transduce.training.optimizer import FlatOptimizer
@@ -65,7 +66,7 @@ def tokens_per_second(config: ModelConfig, length: int, *, repetitions: int, tok
     step.
     """
     torch.manual_seed(1)
-    model = build_encoder_decoder(config).train()
+    model = (Recurrent if config.kind == "recurrent" else Transformer)(config).train()
     precision = detect_machine("cpu").precision
     optimizer = FlatOptimizer(model, optimizer_settings(precision), DTYPES[precision])
     objective = TranslationObjective(model, label_smoothing=LABEL_SMOOTHING)

@@ -21,7 +21,7 @@ from transduce.inference.redecoding import estimate_quality, redecode
 from transduce.inference.substitution import TermModel
 from transduce.inference.translation import Translation, empty_alternative
 from transduce.inference.translator import Translator
-from transduce.model.build import build_encoder_decoder
+from transduce.model.transformer import Transformer
 from transduce.search.constraints import Phrase
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.glossary import Glossary, Term, contains_phrase
@@ -271,7 +271,7 @@ def test_terms_that_share_tokens_are_required_together_if_they_fit_together(tran
 
 def test_a_term_that_exceeds_the_learned_positions_is_left_out(translator: Translator) -> None:
     config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=12)
-    limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer)
+    limited = Translator(Transformer(config).eval(), translator.tokenizer)
     for search in (SearchSettings(), SearchSettings(max_length=30)):
         plain = limited.translate(["我吃鱼"], search, prefix="we like the water")
         glossary = {"鱼": "milk and the water"}

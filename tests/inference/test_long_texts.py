@@ -12,7 +12,7 @@ from transduce.errors import TransduceError
 from transduce.inference.load import open_translator
 from transduce.inference.segmentation import cut_long_sentence
 from transduce.inference.translator import Translator
-from transduce.model.build import build_encoder_decoder
+from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.text.protected import find_protected
 from transduce.text.text_settings import SplitSentences, TextSettings, TrainingLines
@@ -116,7 +116,7 @@ def test_an_ensemble_has_the_smallest_length_limit_of_its_models(trained: Path, 
 
 def test_learned_positions_limit_source_and_target_lengths(translator: Translator) -> None:
     config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=40)
-    limited = Translator(build_encoder_decoder(config).eval(), translator.tokenizer, max_source_tokens=600)
+    limited = Translator(Transformer(config).eval(), translator.tokenizer, max_source_tokens=600)
     assert limited.max_sentence_tokens == 39  # and the end symbol
     assert limited("我" * 200, beam_size=1, max_length=8).parts > 5
     # The model is untrained and does not generate the end symbol.

@@ -26,8 +26,8 @@ from transduce.inference.placeholders import (
 from transduce.inference.quality_estimation import find_quality_warnings, nats_per_token
 from transduce.inference.translation import Translation
 from transduce.inference.translator import Translator
-from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.search.settings import SamplingSettings, SearchSettings
 from transduce.text.corpus import Pair
 from transduce.text.protected import PLACEHOLDER_TOKENS, find_protected
@@ -75,7 +75,7 @@ def translator_with_placeholders() -> Translator:
         start_id=1,
         eos_id=1,
     )
-    model = build_encoder_decoder(config).eval()
+    model = Transformer(config).eval()
     return Translator(model, tokenizer, source_language="zh", target_language="en")
 
 

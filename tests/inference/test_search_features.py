@@ -20,7 +20,8 @@ from transduce.inference.load import open_translator
 from transduce.inference.scorers import BatchInvariantScorer, EncoderDecoderScorer, padded_length
 from transduce.inference.translation import GrowingText, Translation, decode_start
 from transduce.inference.translator import Translator
-from transduce.model.build import build_encoder_decoder
+from transduce.model.recurrent import Recurrent
+from transduce.model.transformer import Transformer
 from transduce.search.rules import GenerateSettings
 from transduce.search.settings import SamplingSettings, SearchSettings
 
@@ -498,7 +499,7 @@ def test_an_output_ends_where_learned_positions_do(translator: Translator) -> No
     """A model that has learnt nothing yet never ends by itself; validation must not fail for that."""
     config = msgspec.structs.replace(translator.model.config, positions="learned", max_positions=12)
     torch.manual_seed(0)
-    model = build_encoder_decoder(config)
+    model = Transformer(config)
     with torch.no_grad():
         model.get_parameter("target_embedding.positions.weight").mul_(3.0)
     for search in (GREEDY, BEAM, msgspec.structs.replace(GREEDY, max_length=500)):
@@ -541,7 +542,7 @@ def test_coverage_needs_attention(translator: Translator) -> None:
         num_encoder_layers=1,
         num_decoder_layers=1,
     )
-    plain = Translator(build_encoder_decoder(config).eval(), translator.tokenizer)
+    plain = Translator(Recurrent(config).eval(), translator.tokenizer)
     search = msgspec.structs.replace(BEAM, coverage_penalty=0.2)
     with pytest.raises(
         TransduceError, match="`coverage_penalty` needs the decoder's cross-attention, but this model has"

@@ -1,5 +1,6 @@
 """Test the page of a translation: the figures of its payload, the beam's tree, and that the page is self-contained."""
 
+import base64
 import json
 import math
 import os
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from transduce.inspection.attribution import Method
 from transduce.inspection.page import render_page
 from transduce.inspection.sentence import inspect_sentence, sample_sentences
 from transduce.inspection.sentence_view import (
+    AttentionBytes,
     Inspection,
     InspectionPage,
     TextInspection,
@@ -26,7 +29,6 @@ from transduce.inspection.sentence_view import (
     WordAttribution,
     draw_bar,
     draw_inspection,
-    from_bytes,
     to_bytes,
 )
 from transduce.model.build import build_model
@@ -40,6 +42,12 @@ if TYPE_CHECKING:
 
 SENTENCE = "今天老师喜欢苹果。"
 BEAM = SearchSettings(beam_size=3)
+
+
+def from_bytes(attention: AttentionBytes) -> npt.NDArray[np.float32]:
+    """Return attention weights, float32 (layers, heads, queries, keys), from their bytes, as the page's script does."""
+    quantized = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
+    return np.asarray(quantized.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
 
 
 @pytest.fixture(scope="module")

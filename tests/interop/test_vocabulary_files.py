@@ -14,8 +14,8 @@ import transduce
 from transduce.errors import TransduceError
 from transduce.interop.hugging_face.imported_tokenizer import load_tokenizer
 from transduce.interop.vocabulary_files import extend_tokenizer, learn_words, open_vocabulary, read_words, tokens_before
-from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.text import Pair, Tokenizer, TokenizerSettings
 from transduce.text.vocabulary import Vocabulary
 
@@ -45,7 +45,7 @@ def save_model(tokenizer: Tokenizer, folder: Path) -> None:
         start_id=vocabulary.pad_id, d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
     )  # fmt: skip
     torch.manual_seed(1)
-    transduce.save(build_encoder_decoder(config), folder, tokenizer=tokenizer)
+    transduce.save(Transformer(config), folder, tokenizer=tokenizer)
 
 
 # --- sentencepiece ---
@@ -142,7 +142,7 @@ def test_a_tutorial_model_and_its_word_list_become_a_folder_that_translates(tmp_
         d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1,
     )  # fmt: skip
     torch.manual_seed(1)
-    transduce.save(build_encoder_decoder(config), tmp_path / "model", tokenizer=tokenizer)
+    transduce.save(Transformer(config), tmp_path / "model", tokenizer=tokenizer)
     translator = transduce.load(tmp_path / "model", device="cpu", precision="fp32")
     assert isinstance(translator, transduce.Translator)
     assert translator.tokenizer.source.with_special_tokens([4]) == [2, 4, 3]

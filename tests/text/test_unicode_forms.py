@@ -17,8 +17,8 @@ from transduce.inference.quality_estimation import find_quality_warnings
 from transduce.inference.segmentation import Segmenter
 from transduce.inference.translator import Translator
 from transduce.interop.vocabulary_files import learn_words
-from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.search.settings import SearchSettings
 from transduce.text.corpus import Pair
 from transduce.text.files import compose, is_composed
@@ -74,7 +74,7 @@ def translator() -> Translator:
         start_id=1,
         eos_id=1,
     )
-    return Translator(build_encoder_decoder(config).eval(), tokenizer, source_language="sr", target_language="fr")
+    return Translator(Transformer(config).eval(), tokenizer, source_language="sr", target_language="fr")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "character"])

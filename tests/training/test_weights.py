@@ -16,9 +16,9 @@ from transduce.data.prepared import PreparedCorpus
 from transduce.errors import TransduceError
 from transduce.kernels.select import kernels_for_training
 from transduce.model.backend import using_backend
-from transduce.model.build import build_encoder_decoder
 from transduce.model.config import ModelConfig
 from transduce.model.masks import PackedBatch
+from transduce.model.transformer import Transformer
 from transduce.tasks.kinds.translation import TranslationObjective
 from transduce.text.corpus import CorpusFiles, PairReader
 from transduce.training.choices import choose_kernels
@@ -106,7 +106,7 @@ def test_a_fractional_weight_scales_pytorchs_loss() -> None:
 
 def test_the_kernels_weight_pairs_as_pytorch_does() -> None:
     torch.manual_seed(1)
-    model = build_encoder_decoder(CONFIG).train()
+    model = Transformer(CONFIG).train()
     # Of a batch without padding, whose target tokens are [9, 1, 10, 11, 1].
     weights = token_weights(BATCH, torch.device("cpu"), PAD)
     assert weights is not None
@@ -150,7 +150,7 @@ class PaddedAgain:
 
 def test_packed_batches_have_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
-    model = build_encoder_decoder(msgspec.structs.replace(CONFIG, zero_padding_row=False)).train()
+    model = Transformer(msgspec.structs.replace(CONFIG, zero_padding_row=False)).train()
     kernels = kernels_for_training("native", "cpu")
     losses = [TranslationObjective(model, label_smoothing=0.1).loss(BATCH)]
     monkeypatch.setattr(type(kernels), "packed", PaddedAgain())

@@ -441,12 +441,6 @@ def to_bytes(weights: npt.NDArray[np.float32]) -> AttentionBytes:
     return AttentionBytes((layers, heads, queries, keys), base64.b64encode(quantized.tobytes()).decode("ascii"))
 
 
-def from_bytes(attention: AttentionBytes) -> npt.NDArray[np.float32]:
-    """Return attention weights, float32 (layers, heads, queries, keys), from their bytes."""
-    quantized = np.frombuffer(base64.b64decode(attention.weights), dtype=np.uint8)
-    return np.asarray(quantized.reshape(attention.shape) / np.float32(255.0), dtype=np.float32)
-
-
 # --- drawing for a terminal ---
 
 _SHADES = " ░▒▓█"

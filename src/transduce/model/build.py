@@ -60,30 +60,6 @@ def build_model(config: ModelConfig) -> Model:
     return model
 
 
-def build_encoder_decoder(config: ModelConfig) -> EncoderDecoder:
-    """Build the model of a configuration for a task that needs an encoder and a decoder.
-
-    Raises:
-        TransduceError: the configuration describes another kind of model.
-    """
-    model = build_model(config)
-    if isinstance(model, Transformer | Recurrent):
-        return model
-    raise TransduceError(f"An encoder and a decoder are needed, but `model.kind` is {config.kind}: use another model.")
-
-
-def build_decoder(config: ModelConfig) -> Decoder:
-    """Build the model of a configuration for a task that needs a decoder-only model.
-
-    Raises:
-        TransduceError: the configuration describes another kind of model.
-    """
-    model = build_model(config)
-    if isinstance(model, Decoder):
-        return model
-    raise TransduceError(f"A decoder alone is needed, but `model.kind` is {config.kind}: use another model.")
-
-
 def compute_unstored_buffers(model: Built, build: Callable[[ModelConfig], Built]) -> None:
     """Fill the buffers of a loaded model that weights files do not store (`persistent=False`), in place.
 

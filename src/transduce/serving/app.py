@@ -20,8 +20,9 @@ from transduce.serving.messages import Handler, Health, Operation, RequestError,
 from transduce.serving.metrics import CONTENT_TYPE
 from transduce.serving.ollama import OllamaHandlers
 from transduce.serving.openai import OpenAIHandlers
+from transduce.serving.request_bodies import RequestChecks
 from transduce.serving.responses import ResponseMiddleware, error_response, json_response
-from transduce.serving.service import RequestChecks, Service
+from transduce.serving.service import Service
 from transduce.serving.uploads import DocumentStore
 
 _SENTENCES = {

@@ -27,9 +27,9 @@ from transduce.serving.messages import (
     refuse_fields,
     refusing_errors,
 )
-from transduce.serving.request_bodies import as_list
+from transduce.serving.request_bodies import RequestChecks, as_list
 from transduce.serving.responses import file_response, json_response, watching_disconnect
-from transduce.serving.service import RequestChecks, TranslationRequest, warning_header, warning_headers
+from transduce.serving.service import TranslationRequest, warning_header, warning_headers
 from transduce.serving.uploads import DocumentOrder, DocumentState, DocumentStore
 from transduce.text.glossary import Glossary
 from transduce.text.languages import canonical, is_same_language, short_code

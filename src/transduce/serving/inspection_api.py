@@ -29,8 +29,9 @@ from transduce.serving.messages import (
     operations_of,
 )
 from transduce.serving.models import ServedModel
+from transduce.serving.request_bodies import RequestChecks
 from transduce.serving.responses import watching_disconnect
-from transduce.serving.service import RequestChecks, with_alternatives
+from transduce.serving.service import with_alternatives
 
 # The keys of version 0.1, which answers have beside the current ones until version 0.3.
 _OLD_KEYS = {

@@ -41,9 +41,9 @@ from transduce.serving.messages import (
     invalid_request,
     refusing_errors,
 )
-from transduce.serving.request_bodies import as_list
+from transduce.serving.request_bodies import RequestChecks, as_list
 from transduce.serving.responses import file_response, json_response, stream_response, watching_disconnect
-from transduce.serving.service import Report, RequestChecks, TranslationRequest, language_warnings, warning_header
+from transduce.serving.service import Report, TranslationRequest, language_warnings, warning_header
 from transduce.serving.uploads import DocumentOrder, DocumentStore
 
 _FRONTEND_TIMEOUT_MILLISECONDS = 500

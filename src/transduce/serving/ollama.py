@@ -22,9 +22,8 @@ from transduce.serving.messages import (
     refuse_fields,
 )
 from transduce.serving.openai import ChatMessage, Ignored, Refused, Stop, has_chat_template, read_conversation
-from transduce.serving.request_bodies import as_list
+from transduce.serving.request_bodies import RequestChecks, as_list
 from transduce.serving.responses import json_response
-from transduce.serving.service import RequestChecks
 
 # --- messages ---
 

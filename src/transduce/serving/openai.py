@@ -37,9 +37,8 @@ from transduce.serving.messages import (
     refusing_errors,
     unsupported_field,
 )
-from transduce.serving.request_bodies import as_list
+from transduce.serving.request_bodies import RequestChecks, as_list
 from transduce.serving.responses import json_response, openai_error
-from transduce.serving.service import RequestChecks
 
 # --- messages ---
 

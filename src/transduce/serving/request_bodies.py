@@ -1,4 +1,4 @@
-"""Read a request's body within limits on time and size, and parse it into a typed message."""
+"""Read requests: check their limits and keys, read the body within limits on time and size, and parse it."""
 
 import asyncio
 import codecs
@@ -16,10 +16,14 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from transduce.serving.batching import busy_error
+from transduce.serving.limits import RateLimiter
 from transduce.serving.messages import RequestError, UploadedFile, invalid_request
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
+
+    from transduce.serving.service import Service
 
 
 # --- parsing ---
@@ -30,6 +34,7 @@ _Message = TypeVar("_Message")
 
 
 _MAX_FIELDS = 1000
+_FORM_BYTES = 64 << 10  # of a multipart form, besides the document in it
 _MAX_SHOWN = 64  # characters of a key that an error quotes
 _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
@@ -406,3 +411,93 @@ def _make_inflater(headers: Mapping[str, str]) -> Inflater | None:
     if name in _WINDOW_BITS:
         return Inflater(name)
     raise RequestError(415, "The request's body must be plain, gzip or deflate.")
+
+
+# --- checks before decoding: rate limit, queue, size of the body, format and API key ---
+
+
+class RequestChecks:
+    """The checks of limits and API keys for requests of all APIs, and the parser of their bodies."""
+
+    def __init__(self, service: "Service") -> None:
+        self.service = service
+        self.limiter = RateLimiter(service.settings.client_rate)
+
+    async def read(self, request: Request, message: type[_Message]) -> _Message:
+        """Return the typed message of a request that needs a decoding thread: an instance of the struct `message`.
+
+        The rate limit and the queue are checked first: the body is read only if the decoding queue has a free slot.
+        Then the API key is checked.
+
+        Args:
+            request: the request.
+            message: the msgspec struct of its body or query.
+
+        Raises:
+            RequestError: a limit is exceeded, the queue is full, the message is invalid, or so is the API key.
+        """
+        self.take_from_rate(request)
+        if not self.service.engine.batcher.free_slots():
+            raise busy_error()
+        return self._with_valid_key(request, await self.read_message(request, message))
+
+    def _with_valid_key(self, request: Request, message: _Message) -> _Message:
+        """Return a request's message after checking the API key, which a field or the Authorization header holds.
+
+        Raises:
+            RequestError: the key is missing or invalid.
+        """
+        self.check_key(request, getattr(message, "api_key", None) or getattr(message, "auth_key", None))
+        return message
+
+    async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
+        """Return the typed message of a request, without counting the request against the rate limit.
+
+        Args:
+            request: the request.
+            message: the msgspec struct of its body or query.
+            is_upload: the request contains a document, which has its own limits on size and time.
+
+        Raises:
+            RequestError: the body is too large, arrives too slowly, or is invalid.
+        """
+        settings = self.service.settings
+        if is_upload:
+            body = await read_body(request, settings.max_upload_bytes + _FORM_BYTES, settings.upload_seconds)
+        else:
+            body = await read_body(request, settings.max_body_bytes, settings.read_seconds)
+        query = request.scope["query_string"].decode("latin-1")
+        return read_message(body, request.headers.get("content-type", ""), query, message)
+
+    async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
+        """Return the typed message of a request with an uploaded document, whose rate limit and API key are checked.
+
+        Args:
+            request: the request.
+            message: the msgspec struct of its form.
+
+        Raises:
+            RequestError: a limit is exceeded, the message is invalid, or so is the API key.
+        """
+        self.take_from_rate(request)
+        return self._with_valid_key(request, await self.read_message(request, message, is_upload=True))
+
+    def take_from_rate(self, request: Request) -> None:
+        """Count a request against the rate limit of its client, which is identified by its address.
+
+        Raises:
+            RequestError: the client has sent too many requests.
+        """
+        self.limiter.take(request.client.host if request.client else "")
+
+    def check_key(self, request: Request, key: str | None = None) -> str:
+        """Check the API key of a request, and return its digest, which identifies the client; "" if there are no keys.
+
+        Args:
+            request: the request, whose Authorization header may hold the key.
+            key: the key in the request's fields; None: there is none.
+
+        Raises:
+            RequestError: the key is missing or invalid.
+        """
+        return self.service.keys.check(request.headers, key)

@@ -3,10 +3,9 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import msgspec
-from starlette.requests import Request
 
 from transduce.documents.formats import read_document
 from transduce.documents.limits import Limits
@@ -20,11 +19,11 @@ from transduce.inference.generator import Continuation
 from transduce.inference.quality_estimation import QualityWarning, describe_wrong_language, find_quality_warnings
 from transduce.inference.translation import Alternative
 from transduce.search.settings import SearchSettings
-from transduce.serving.batching import Engine, busy_error, call_in_loop
+from transduce.serving.batching import Engine, call_in_loop
 from transduce.serving.glossaries import GlossaryStore
 from transduce.serving.jobs import AlignedTranslation, Model, TranslationJob
 from transduce.serving.languages import AUTO, Detector, Routes
-from transduce.serving.limits import ApiKeys, RateLimiter
+from transduce.serving.limits import ApiKeys
 from transduce.serving.messages import (
     DetectedLanguage,
     LineProgress,
@@ -35,7 +34,6 @@ from transduce.serving.messages import (
 )
 from transduce.serving.metrics import Metrics
 from transduce.serving.models import ServedGenerator
-from transduce.serving.request_bodies import read_body, read_message
 from transduce.serving.settings import ServingSettings
 from transduce.text.glossary import Glossary
 from transduce.text.languages import (
@@ -50,7 +48,6 @@ from transduce.text.text_settings import TextSettings
 
 _MAX_CHECKED_CHARACTERS = 2000  # of a text whose language is checked
 _MAX_WARNINGS = 3  # in a header
-_FORM_BYTES = 64 << 10  # of a multipart form, besides the document in it
 _MAX_TERMS = 500  # in a request's glossary, which the event loop searches while other requests wait
 
 
@@ -633,96 +630,3 @@ def describe_warning(number: int, warning: str) -> str:
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
     """Return the HTTP header `Transduce-Warning` with the first three warnings, as a dict; {} if there are none."""
     return {"Transduce-Warning": " ".join(warnings[:_MAX_WARNINGS])} if warnings else {}
-
-
-# --- checks before decoding: rate limit, queue, size of the body, format and API key ---
-
-
-_Message = TypeVar("_Message")
-
-
-class RequestChecks:
-    """The checks of limits and API keys for requests of all APIs, and the parser of their bodies."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self.limiter = RateLimiter(service.settings.client_rate)
-
-    async def read(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request that needs a decoding thread: an instance of the struct `message`.
-
-        The rate limit and the queue are checked first: the body is read only if the decoding queue has a free slot.
-        Then the API key is checked.
-
-        Args:
-            request: the request.
-            message: the msgspec struct of its body or query.
-
-        Raises:
-            RequestError: a limit is exceeded, the queue is full, the message is invalid, or so is the API key.
-        """
-        self.take_from_rate(request)
-        if not self.service.engine.batcher.free_slots():
-            raise busy_error()
-        return self._with_valid_key(request, await self.read_message(request, message))
-
-    def _with_valid_key(self, request: Request, message: _Message) -> _Message:
-        """Return a request's message after checking the API key, which a field or the Authorization header holds.
-
-        Raises:
-            RequestError: the key is missing or invalid.
-        """
-        self.check_key(request, getattr(message, "api_key", None) or getattr(message, "auth_key", None))
-        return message
-
-    async def read_message(self, request: Request, message: type[_Message], *, is_upload: bool = False) -> _Message:
-        """Return the typed message of a request, without counting the request against the rate limit.
-
-        Args:
-            request: the request.
-            message: the msgspec struct of its body or query.
-            is_upload: the request contains a document, which has its own limits on size and time.
-
-        Raises:
-            RequestError: the body is too large, arrives too slowly, or is invalid.
-        """
-        settings = self.service.settings
-        if is_upload:
-            body = await read_body(request, settings.max_upload_bytes + _FORM_BYTES, settings.upload_seconds)
-        else:
-            body = await read_body(request, settings.max_body_bytes, settings.read_seconds)
-        query = request.scope["query_string"].decode("latin-1")
-        return read_message(body, request.headers.get("content-type", ""), query, message)
-
-    async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request with an uploaded document, whose rate limit and API key are checked.
-
-        Args:
-            request: the request.
-            message: the msgspec struct of its form.
-
-        Raises:
-            RequestError: a limit is exceeded, the message is invalid, or so is the API key.
-        """
-        self.take_from_rate(request)
-        return self._with_valid_key(request, await self.read_message(request, message, is_upload=True))
-
-    def take_from_rate(self, request: Request) -> None:
-        """Count a request against the rate limit of its client, which is identified by its address.
-
-        Raises:
-            RequestError: the client has sent too many requests.
-        """
-        self.limiter.take(request.client.host if request.client else "")
-
-    def check_key(self, request: Request, key: str | None = None) -> str:
-        """Check the API key of a request, and return its digest, which identifies the client; "" if there are no keys.
-
-        Args:
-            request: the request, whose Authorization header may hold the key.
-            key: the key in the request's fields; None: there is none.
-
-        Raises:
-            RequestError: the key is missing or invalid.
-        """
-        return self.service.keys.check(request.headers, key)

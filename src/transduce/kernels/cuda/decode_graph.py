@@ -10,7 +10,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import NamedTuple, TypeGuard, TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -415,11 +415,6 @@ def why_not_triton(model: nn.Module) -> str | None:
     if config.key_width not in (16, 32, 64, 128) or config.d_model > _MAX_COLUMNS:
         return f"the width of a head, {config.key_width}, or of the model, {config.d_model}, has no kernel"
     return None
-
-
-def supports(model: nn.Module) -> TypeGuard[Transformer]:
-    """Return whether `GpuState` can decode a model on a GPU in its present state."""
-    return why_not_triton(model) is None
 
 
 class GpuState(DecodingState):
