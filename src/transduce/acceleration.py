@@ -29,8 +29,8 @@ __all__ = [
     "decoding_model",
     "encode_fast",
     "exact_projection",
+    "expected_decoder",
     "find_batch_search",
-    "forecast_decoder",
     "has_kernels",
     "kernels_for_training",
     "make_inference_copy",
@@ -56,8 +56,8 @@ try:
         decoding_model,
         encode_fast,
         exact_projection,
+        expected_decoder,
         find_batch_search,
-        forecast_decoder,
         has_kernels,
         kernels_for_training,
         make_inference_copy,
@@ -150,7 +150,7 @@ except ModuleNotFoundError as missing:
         """Return the model itself, since there is no inference copy without the kernels package."""
         return model
 
-    def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:  # noqa: ARG001
+    def expected_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:  # noqa: ARG001
         """Return the choice of the reference backend (PyTorch's modules) for decoding, since there are no kernels."""
         return DecoderChoice.of("compiled" if device == "cpu" else "triton", NO_KERNELS)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transduce.documents.markup import join_plans, markup_plan, plan_text, protected_spans, translate_markup
-from transduce.documents.markup_tokens import MarkupSettings, _Reader
+from transduce.documents.markup_tokens import MarkupSettings, _MarkupReader
 from transduce.documents.translate import UNIT_MARKUP
 from transduce.inference.translator import Translator
 from transduce.text.languages import is_sign
@@ -571,7 +571,7 @@ class _CountingList(list[Any]):
 @pytest.mark.parametrize("nested", ["<b>", "<sup>", "<i lang=fr>", "<p lang=zh>", "<a href='#n'>"])
 def test_nested_tags_take_linear_time(nested: str) -> None:
     def num_read(depth: int) -> int:
-        reader = _Reader(document(depth), MarkupSettings(source_language="en"))
+        reader = _MarkupReader(document(depth), MarkupSettings(source_language="en"))
         reader.items = items = _CountingList(reader.items)
         reader.tokens()
         return items.num_read

@@ -22,7 +22,7 @@ def test_the_report_names_versions_and_selected_backends(capsys: pytest.CaptureF
     shown, written = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text("utf-8"))
     assert written["versions"]["PyTorch"] == torch.__version__
     assert f"PyTorch {torch.__version__}" in shown
-    assert written["training"]["backend"] == ("native" if has_kernels() else "torch")
+    assert written["training"]["backend"] == ("compiled" if has_kernels() else "reference")
     assert written["decoding"]["backend"] in ("compiled", "reference")
     assert [extra["name"] for extra in written["extras"]] == list(installation.EXTRAS)
     assert (written["device"], written["threads"], written["model"]) == ("cpu", 1, None)
@@ -43,7 +43,7 @@ def test_a_refused_fast_path_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
     finally:
         select.why_no_kernels.cache_clear()
     reason = "llvmlite is not installed (pip install 'transduce[fast]')"
-    assert (report.training.backend, report.training.reason) == ("torch", reason)
+    assert (report.training.backend, report.training.reason) == ("reference", reason)
     assert report.decoding.refused["compiled"] == reason
     assert f"decoding   reference; not compiled, because {reason}" in str(report)
     assert "fast lacks llvmlite (pip install 'transduce[fast]')" in str(report)

@@ -193,11 +193,11 @@ def test_no_file_names_a_package_registry() -> None:
 
 
 def repeated_classes(sources: dict[str, str]) -> list[str]:
-    """Return the public-looking names of classes that two modules define at their top level, with the modules."""
+    """Return the names of classes, also private ones, that two modules define at their top level, with the modules."""
     owners: dict[str, list[str]] = {}
     for name, text in sources.items():
         for node in ast.parse(text).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, ast.ClassDef):
                 owners.setdefault(node.name, []).append(name)
     return [f"{name}: {', '.join(files)}" for name, files in sorted(owners.items()) if len(files) > 1]
 
@@ -208,4 +208,4 @@ def test_each_class_has_a_name_of_its_own() -> None:
 
 def test_a_repeated_class_name_is_found() -> None:
     sources = {"a.py": "class Plan: ...\nclass _Row: ...", "b.py": "class Plan: ...\nclass _Row: ...", "c.py": ""}
-    assert repeated_classes(sources) == ["Plan: a.py, b.py"]
+    assert repeated_classes(sources) == ["Plan: a.py, b.py", "_Row: a.py, b.py"]

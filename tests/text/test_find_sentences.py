@@ -274,3 +274,27 @@ def test_found_sentences_cover_all_characters_but_spaces(text: str) -> None:
     ends, starts = [0, *(span.end for span in spans)], [*(span.start for span in spans), len(text)]
     assert not "".join(text[end:start] for end, start in zip(ends, starts, strict=True)).strip()
     assert spans == sorted(spans)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("I <b>like you.</b> I eat apples.", ["I <b>like you.</b>", "I eat apples."]),
+        ("我<b>喜欢你。</b>我吃苹果。", ["我<b>喜欢你。</b>", "我吃苹果。"]),
+        ("她相信<a><b>我</b>。</a>", ["她相信<a><b>我</b>。</a>"]),
+        ("<b>One it is. Two.</b></i> <0>Mr. {n}.</0>", ["<b>One it is.", "Two.</b></i>", "<0>Mr. {n}.</0>"]),
+        ("Move <file>. So it is.</b>", ["Move <file>.", "So it is.</b>"]),
+        ("</b>", ["</b>"]),
+    ],
+)
+def test_end_tags_belong_to_the_sentence_before_them(text: str, sentences: list[str]) -> None:
+    spans = find_sentences(text, "en", find_protected(text))
+    assert [text[slice(*span)] for span in spans] == sentences
+
+
+def test_many_tags_take_linear_time() -> None:
+    text = "<b>One it is.</b> " * 5_000
+    protected = find_protected(text)
+    started = time.process_time()
+    assert len(find_sentences(text, "en", protected)) == 5_000
+    assert time.process_time() - started < 3.0

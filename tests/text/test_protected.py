@@ -307,6 +307,7 @@ def test_tags_are_distinguished_from_words() -> None:
             ["I"],
             ["</b>", "<b>", "<u>", "</b>"],
         ),
+        ("<b>I</b> go<i>.</i>", "I go<i>.</i>", ["I"], ["<i>", "</i>"]),
         ("<li>I</li><li>you</li>", "I you", ["I", "you"], []),
         ("<b>I</b>t is <a>{x}</a><c> </c>", "It is <a>{x}</a><c> </c>", ["I"], ["<a>{x}</a>", "<c> </c>"]),
         (

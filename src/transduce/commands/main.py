@@ -188,7 +188,7 @@ class CommandParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-class _Version(argparse.Action):
+class _VersionAction(argparse.Action):
     """The argparse action of the option --version, which prints the version of transduce and exits with code 0."""
 
     def __call__(self, *_: object) -> NoReturn:
@@ -215,7 +215,7 @@ def build_parser(verb: str | None) -> CommandParser:
             description=f"{about}\n\n{listing}\n\n{explained}",
             formatter_class=ListingFormatter,
         )
-        parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+        parser.add_argument("--version", action=_VersionAction, nargs=0, help="print the version and exit")
         add_ui_language(parser)
         return parser
     parser = CommandParser(

@@ -180,7 +180,7 @@ class MaskedBatch(Batch):
     """The mean number of masked tokens per row, over the rows of all processes."""
 
 
-class _Row(NamedTuple):
+class _TokenRow(NamedTuple):
     ids: Ids
     token_types: Ids
     follows: bool
@@ -460,8 +460,8 @@ class MaskedPlan:
         starts = np.flatnonzero(is_new)
         return filled[starts], filled[np.append(starts[1:], len(filled)) - 1] + 1
 
-    def _row(self, epoch: _Epoch, number: int) -> _Row:
-        """Return a `_Row` of an epoch: token ids, segment types, and whether the second segment follows the first.
+    def _row(self, epoch: _Epoch, number: int) -> _TokenRow:
+        """Return a `_TokenRow` of an epoch: token ids, segment types, and whether the second segment follows the first.
 
         The ids include special tokens. A type is 0 or 1; a row of one segment has type 0 only.
         """
@@ -469,10 +469,10 @@ class MaskedPlan:
         one = text.read(int(epoch.start[number]), int(epoch.middle[number]))
         if not self._settings.next_sentence:
             ids = self._framed([one[: self._row_tokens]])
-            return _Row(ids, np.zeros_like(ids), follows=True)
+            return _TokenRow(ids, np.zeros_like(ids), follows=True)
         one, two = self._trim_segments(one, text.read(int(begin[number]), int(stop[number])))
         types = np.repeat([0, 1], [len(one) + 2, len(two) + 1])
-        return _Row(self._framed([one, two]), types, bool(epoch.follows[number]))
+        return _TokenRow(self._framed([one, two]), types, bool(epoch.follows[number]))
 
     def _trim_segments(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
         """Return two segments trimmed to a row's length together: the end of the first and the start of the second one.
@@ -489,7 +489,7 @@ class MaskedPlan:
             parts += [segment, np.array([self._special_tokens.sep])]
         return np.concatenate(parts)
 
-    def _assemble(self, rows: list[_Row], hiding: NDArray[np.float64], indices: Ids, hidden: float) -> MaskedBatch:
+    def _assemble(self, rows: list[_TokenRow], hiding: NDArray[np.float64], indices: Ids, hidden: float) -> MaskedBatch:
         """Return a `MaskedBatch` of rows, padded to the longest one, with masked tokens and their labels.
 
         Args:

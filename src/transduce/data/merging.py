@@ -117,7 +117,7 @@ def _shown(one: object, other: object) -> str:
     return f" ({one:,} and {other:,})" if isinstance(one, int) and isinstance(other, int) else ""
 
 
-class _Segment(NamedTuple):
+class _KeptBlock(NamedTuple):
     """The pairs of one block (a range of lines of a file) that the filters kept.
 
     They have the indices from `start` to `stop` (exclusive) among the kept pairs of their part of the corpus. `first`
@@ -312,12 +312,12 @@ class _Merging:
                     write_file(folder / name, "".join(f"{text}\n" for text in texts).encode("utf-8"))
 
 
-def _in_order(parts: Sequence[CorpusPart]) -> Iterator[_Segment]:
-    """Yield a `_Segment` (the kept pairs) for each block of all parts, in the order of the blocks in the corpus."""
+def _in_order(parts: Sequence[CorpusPart]) -> Iterator[_KeptBlock]:
+    """Yield a `_KeptBlock` (the kept pairs) for each block of all parts, in the order of the blocks in the corpus."""
     segments = [(block, part, start, stop) for part in parts for block, start, stop in part.segments()]
     first = 0
     for block, part, start, stop in sorted(segments, key=lambda it: it[0].number):
-        yield _Segment(block, part, start, stop, first)
+        yield _KeptBlock(block, part, start, stop, first)
         first += stop - start
 
 

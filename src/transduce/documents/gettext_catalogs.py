@@ -39,7 +39,7 @@ class _String(NamedTuple):
 
 
 @dataclass
-class _Entry:
+class _CatalogEntry:
     """An entry of a gettext catalog: its notes (flags and former text), the text to translate and its translations."""
 
     start: int
@@ -101,7 +101,7 @@ _MAX_PLURALS = 6  # of any language
 _NO_LANGUAGE = r'"Language: \n"'
 
 
-def _filled_header(file: TextFile, header: _Entry | None, language: str | None) -> tuple[str, list[Edit]]:
+def _filled_header(file: TextFile, header: _CatalogEntry | None, language: str | None) -> tuple[str, list[Edit]]:
     """Return the header of a catalog as text, filled in for a template (POT), and a list of the edits that write it.
 
     A template's header gets the encoding, the language and the language's plural forms, if known, and loses the flag
@@ -140,7 +140,7 @@ def _singular_form(expression: str | None, plurals: int) -> int | None:
     return form if form < plurals else None
 
 
-def _fit_forms(entry: _Entry, plurals: int, newline: str) -> None:
+def _fit_forms(entry: _CatalogEntry, plurals: int, newline: str) -> None:
     """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one.
 
     Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`, because
@@ -158,17 +158,17 @@ def _fit_forms(entry: _Entry, plurals: int, newline: str) -> None:
         entry.translations[number] = _String(end, end, "", f"{newline}msgstr[{number}] ")
 
 
-def _is_header(entry: _Entry) -> bool:
+def _is_header(entry: _CatalogEntry) -> bool:
     return bool(entry.ids) and not entry.ids[0].text and 0 in entry.translations
 
 
-def _entries(text: str) -> Iterator[_Entry]:
-    """Yield an `_Entry` for each entry of a gettext catalog, its header first; obsolete entries (`#~`) are skipped.
+def _entries(text: str) -> Iterator[_CatalogEntry]:
+    """Yield a `_CatalogEntry` for each entry of a gettext catalog, its header first, without obsolete ones (`#~`).
 
     Raises:
         TransduceError: a line is neither empty nor a comment nor part of an entry.
     """
-    entry: _Entry | None = None
+    entry: _CatalogEntry | None = None
     notes: list[Line] = []
     literals: list[tuple[Line, str]] = []
     key: tuple[str, int] = ("", 0)
@@ -196,7 +196,7 @@ def _entries(text: str) -> Iterator[_Entry]:
             if is_first:
                 if entry is not None:
                     yield entry
-                entry, notes = _Entry(line.start, notes), []
+                entry, notes = _CatalogEntry(line.start, notes), []
             key = (statement["key"], int(statement["number"] or 0))
             literals.append((line, statement["string"]))
         elif continuation is not None and literals:
@@ -254,7 +254,9 @@ def _quoted(text: str, newline: str) -> str:
     return newline.join(['""', *(f'"{line}"' for line in lines if line)])
 
 
-def _open_strings(entry: _Entry, plurals: int, singular: int, settings: DocumentSettings) -> list[tuple[_String, str]]:
+def _open_strings(
+    entry: _CatalogEntry, plurals: int, singular: int, settings: DocumentSettings
+) -> list[tuple[_String, str]]:
     """Return a list of (string, source text) for the strings of a catalog entry that get a new translation, in order.
 
     Strings without a translation get one; all do with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
@@ -274,7 +276,7 @@ def _open_strings(entry: _Entry, plurals: int, singular: int, settings: Document
 
 
 def _edit_entry(
-    file: TextFile, entry: _Entry, open_strings: Sequence[tuple[_String, str]], settings: DocumentSettings
+    file: TextFile, entry: _CatalogEntry, open_strings: Sequence[tuple[_String, str]], settings: DocumentSettings
 ) -> Edit:
     """Return the `Edit` that writes new translations into an entry of a gettext catalog.
 
@@ -320,7 +322,7 @@ def _edit_entry(
     return Edit(start, end, [message.unit for message in messages], render, is_in_place=False)
 
 
-def _new_note(line: Line, entry: _Entry, *, is_new: bool, mark_fuzzy: bool) -> str:
+def _new_note(line: Line, entry: _CatalogEntry, *, is_new: bool, mark_fuzzy: bool) -> str:
     """Return the text of a note of a catalog entry when a translation is written; "" if the line is to be removed.
 
     A note is a line `#,` with flags such as `fuzzy`, or a line `#|` with the former source text.

@@ -143,7 +143,7 @@ class _MessageReader:
         return choice
 
 
-class _Sentence:
+class _MessageSentence:
     """The sentence of an ICU message for one choice of branches: literal texts, and parts that a translation copies."""
 
     def __init__(self, parts: Sequence[str | _Copied], around: _Around) -> None:
@@ -204,11 +204,11 @@ class _Sentence:
         return f"{self._around[0]}{written}{self._around[1]}"
 
 
-def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -> Iterator[_Sentence]:
-    """Yield a `_Sentence` for each choice of branches in a message; raise ValueError if one cannot be written back."""
+def _sentences(parts: Sequence[str | _Copied | _Choice], around: _Around = ()) -> Iterator[_MessageSentence]:
+    """Yield a `_MessageSentence` for each choice of branches; raise ValueError if one cannot be written back."""
     flat = [part for part in parts if not isinstance(part, _Choice)]
     if len(flat) == len(parts):
-        yield _Sentence(flat, around)
+        yield _MessageSentence(flat, around)
     else:
         for inner, branch in _branches(parts, around):
             yield from _sentences(inner, branch)
@@ -283,7 +283,7 @@ class _Message:
         return self.text[:start] + _written(self._pattern, texts) + self.text[start + len(core) :]
 
 
-def _is_balanced(sentence: _Sentence) -> bool:
+def _is_balanced(sentence: _MessageSentence) -> bool:
     """Return whether each inline start tag `<g>` in a sentence has an end tag, and the other way around."""
     tags = [match["end"] for match in TAG.finditer(sentence.text) if match["name"] == "g" and not match["empty"]]
     depths = list(accumulate(-1 if end else 1 for end in tags))

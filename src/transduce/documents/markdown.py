@@ -49,7 +49,7 @@ _MAX_PARAGRAPH = 20_000  # characters
 _FOOTNOTE = "\ue000"  # stands for the bracket of a footnote, which CommonMark would take for the target of links
 
 
-class _Line(NamedTuple):
+class _BlockLine(NamedTuple):
     """A line of a Markdown block's text, without prefixes such as `> `, and its offset in the file."""
 
     start: int
@@ -73,7 +73,7 @@ def read_markdown(source: Source) -> Document:
     markdown = import_extra("markdown_it", "documents").MarkdownIt("commonmark").enable(["table", "strikethrough"])
     env: dict[str, Any] = {}
     tokens = markdown.parse("".join(_without_indentation(re.sub(r"\r\n?", "\n", line) for line in raw_lines)), env)
-    reader = _Reader(file, [line.rstrip("\r\n") for line in raw_lines], starts, _Inline(markdown, env))
+    reader = _MarkdownReader(file, [line.rstrip("\r\n") for line in raw_lines], starts, _Inline(markdown, env))
     return file.document(reader.edits(tokens))
 
 
@@ -101,7 +101,7 @@ def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-class _Reader:
+class _MarkdownReader:
     """A finder of the texts to translate in the blocks of one parsed Markdown file."""
 
     def __init__(self, file: TextFile, lines: Sequence[str], starts: Sequence[int], inline: "_Inline") -> None:
@@ -141,8 +141,8 @@ class _Reader:
         """
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
-    def _locate(self, first: int, content: str) -> list[_Line]:
-        """Return a list of the parts (`_Line`) of a file's lines that hold a Markdown block's content, after prefixes.
+    def _locate(self, first: int, content: str) -> list[_BlockLine]:
+        """Return the parts of lines that hold a Markdown block's content, after prefixes: a list of `_BlockLine`.
 
         Args:
             first: the index of the block's first line.
@@ -155,15 +155,15 @@ class _Reader:
                 line = line.lstrip()
                 start = max(0, self.lines[number].rfind(line))
             start += self.starts[number]
-            located.append(_Line(start, self.file.text[start : start + len(line)]))
+            located.append(_BlockLine(start, self.file.text[start : start + len(line)]))
         return located
 
-    def _block(self, lines: list[_Line], *, is_paragraph: bool) -> Iterator[Edit]:
-        lines = [_Line(start + len(text) - len(text.lstrip()), text.lstrip()) for start, text in lines]
+    def _block(self, lines: list[_BlockLine], *, is_paragraph: bool) -> Iterator[Edit]:
+        lines = [_BlockLine(start + len(text) - len(text.lstrip()), text.lstrip()) for start, text in lines]
         directive = _DIRECTIVE.match(lines[0].text)
         if title := directive and (directive["title"] or directive["tab"]):
             start = lines[0].start + lines[0].text.index(title)
-            yield from self._edit([_Line(start, title)], is_paragraph=False, is_cell=False)
+            yield from self._edit([_BlockLine(start, title)], is_paragraph=False, is_cell=False)
         if directive or re.match(r"\{%|\[TOC\]", lines[0].text):  # a directive of a documentation tool
             lines = lines[1:]
         for text in _texts(lines):
@@ -177,7 +177,7 @@ class _Reader:
         if has_letters(_HTML_WITHOUT_TEXT.sub("", text)):
             yield Edit(start, stop, [Unit(text, "html")], lambda translations: translations[0])
 
-    def _nested_html(self, lines: Sequence[_Line]) -> Iterator[Edit]:
+    def _nested_html(self, lines: Sequence[_BlockLine]) -> Iterator[Edit]:
         """Yield the edit for a block of HTML in a list or a quotation; none if it has no letter outside of tags.
 
         Args:
@@ -198,9 +198,9 @@ class _Reader:
                 start = self.starts[number] + position + len(cell) - len(cell.lstrip())
                 position += len(cell) + 1
                 if text:
-                    yield from self._edit([_Line(start, text)], is_paragraph=False, is_cell=True)
+                    yield from self._edit([_BlockLine(start, text)], is_paragraph=False, is_cell=True)
 
-    def _edit(self, lines: Sequence[_Line], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
+    def _edit(self, lines: Sequence[_BlockLine], *, is_paragraph: bool, is_cell: bool) -> Iterator[Edit]:
         """Yield the `Edit` (span of the file to replace by a translation) for a text in a Markdown block.
 
         Nothing is yielded if neither the text nor a description of an image in it has a letter.
@@ -248,14 +248,14 @@ _NEW_TEXT = re.compile(rf"{_NOTE.pattern}|\\item(?![A-Za-z])")
 _DEFINITION = re.compile(r":[ \t]+(?=\S)")
 
 
-def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
+def _texts(lines: Sequence[_BlockLine]) -> Iterator[list[_BlockLine]]:
     """Yield lists of lines, one for each text of a CommonMark paragraph that Markdown extensions divide.
 
     Footnotes, abbreviations, terms and their definitions are texts of their own. So is the first line of an alert.
     Directives (`:::`) and attributes (`{: .name}`) are left out.
     """
     first = next((number for number, line in enumerate(lines) if _DEFINITION.match(line.text)), 0)
-    text: list[_Line] = []
+    text: list[_BlockLine] = []
     for number, line in enumerate(lines):
         definition, is_copied = _DEFINITION.match(line.text), _COPIED_LINE.match(line.text) is not None
         is_new = definition is not None or is_copied or number < first or _NEW_TEXT.match(line.text) is not None
@@ -263,10 +263,10 @@ def _texts(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
             yield text
             text = []
         if title := _TITLED.match(line.text):
-            yield [_Line(line.start + title.start("title"), title["title"])]
+            yield [_BlockLine(line.start + title.start("title"), title["title"])]
         if not is_copied:
             start = definition.end() if definition else 0
-            text.append(_Line(line.start + start, line.text[start:]))
+            text.append(_BlockLine(line.start + start, line.text[start:]))
     if text:
         yield text
 

@@ -144,7 +144,7 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     head = "".join(token.source for token in tokens[:first])
     tail = "".join(token.source for token in tokens[last:])
     inner = with_paired_codes(tokens[first:last])
-    builder = _Builder(settings, inner)
+    builder = _BlockTreeBuilder(settings, inner)
     for token in inner:
         builder.add(token)
     root, text = builder.root, builder.text
@@ -225,7 +225,7 @@ def with_paired_codes(tokens: Sequence[Token]) -> list[Token]:
     return found
 
 
-class _Builder:
+class _BlockTreeBuilder:
     """A builder that reads a marked-up text token by token, and collects its plain text and the tree of its tags."""
 
     def __init__(self, settings: MarkupSettings, tokens: Sequence[Token]) -> None:

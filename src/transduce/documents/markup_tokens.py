@@ -414,7 +414,7 @@ def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
 
     Their sources concatenate to the document, which may be malformed.
     """
-    return _Reader(document, settings).tokens()
+    return _MarkupReader(document, settings).tokens()
 
 
 class _Content:
@@ -460,7 +460,7 @@ class _Content:
         return None if text else "empty"
 
 
-class _Reader:
+class _MarkupReader:
     """A converter of a document to tokens, which scans it, matches its tags, and decides which elements are inline."""
 
     def __init__(self, document: str, settings: MarkupSettings) -> None:

@@ -124,14 +124,14 @@ class _Format(NamedTuple):
     run: Any
 
 
-class _Field(NamedTuple):
+class _WordField(NamedTuple):
     """The elements before and after the text of a Word field that shows text to translate, such as a link."""
 
     start: list[_Leaf]
     end: list[_Leaf]
 
 
-_Payload = list[_Leaf] | _Container | _Format | _Field
+_Payload = list[_Leaf] | _Container | _Format | _WordField
 
 
 class Paragraph:
@@ -214,7 +214,7 @@ class _OpenXmlParagraph(Paragraph):
         separators: set[Tag] = set()
         parts = self._parts(atoms, separators)
         for start, end in find_nested_ranges(parts, self._range_of).items():
-            self.payloads[start.id] = _Field(self.payloads[start.id], self.payloads[end.id])  # type: ignore[arg-type]
+            self.payloads[start.id] = _WordField(self.payloads[start.id], self.payloads[end.id])  # type: ignore[arg-type]
             parts[parts.index(start)], parts[parts.index(end)] = Tag("open", start.id), Tag("close", start.id)
         self.texts = split_at(parts, separators)
 
@@ -404,7 +404,7 @@ class _OpenXmlParagraph(Paragraph):
         if isinstance(payload, list):
             for leaf in payload:
                 self._append_leaf(holders[-1], leaf)
-        elif isinstance(payload, _Field):
+        elif isinstance(payload, _WordField):
             for leaf in payload.start if tag.kind == "open" else payload.end:
                 self._append_leaf(holders[-1], leaf)
         elif isinstance(payload, _Format):
@@ -473,7 +473,7 @@ def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
     """
     result: list[_Atom] = []
     spans = _field_spans(atoms)
-    ends: dict[int, _Field] = {}  # by the index of the mark that ends a field with text
+    ends: dict[int, _WordField] = {}  # by the index of the mark that ends a field with text
     index = 0
     while index < len(atoms):
         span = spans.get(index)
@@ -485,7 +485,7 @@ def _without_fields(atoms: Sequence[_Atom]) -> list[_Atom]:
             _instruction(atoms[index : span.separator]),
             "".join(content for kind, _, content in atoms[span.separator : span.end] if kind == "text"),
         ):
-            field = _Field(_leaves(atoms[index : span.separator + 1]), _leaves(atoms[span.end : span.end + 1]))
+            field = _WordField(_leaves(atoms[index : span.separator + 1]), _leaves(atoms[span.end : span.end + 1]))
             result.append(("open field", None, field))
             ends[span.end] = field
             index = span.separator

@@ -186,7 +186,7 @@ _SPEAKER = re.compile(r"\s*(?:(?P<capitals>[A-Z][A-Z0-9 .'’#-]{1,30})|[A-Z][a-
 _SENTENCE_END = re.compile(rf"[{SENTENCE_MARKS}:：;；\"”』」)\]]\s*$")
 
 
-class _Segment(NamedTuple):
+class _SpeakerLines(NamedTuple):
     """The lines of a subtitle cue that one speaker says, with the offsets in the file where they start and end."""
 
     cue: Cue
@@ -201,8 +201,8 @@ class _Segment(NamedTuple):
     """The number of columns that a line of the translation may have: that of the longest source line, at least 42."""
 
 
-def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
-    """Divide a subtitle cue into a list of `_Segment`, the lines that one speaker says.
+def _segments(cue: Cue, syntax: Syntax) -> list[_SpeakerLines]:
+    """Divide a subtitle cue into a list of `_SpeakerLines`, the lines that one speaker says.
 
     A new segment starts at a dash, a WebVTT voice, the name of a speaker or a line of music, before and after the
     description of a sound, after a line that ends a sentence, and after 12 lines.
@@ -228,7 +228,7 @@ def _segments(cue: Cue, syntax: Syntax) -> list[_Segment]:
         start, end = group[0][0], group[-1][0] + len(group[-1][1])
         parts, sources = _parts(_join(texts, syntax), syntax)
         width = max(_MIN_LINE, *(columns_of(syntax.tags.sub("", text)) for text in texts))
-        segments.append(_Segment(cue, start, end, prefix, InlineText(parts), sources, width))
+        segments.append(_SpeakerLines(cue, start, end, prefix, InlineText(parts), sources, width))
     return segments
 
 
@@ -296,8 +296,8 @@ def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
     return one, other
 
 
-def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
-    """Return a list of groups (lists) of `_Segment`, what speakers say in all cues in order; a group shares a sentence.
+def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_SpeakerLines]]:
+    """Return a list of groups of `_SpeakerLines`, what speakers say in all cues in order; a group shares a sentence.
 
     A group has segments of up to five consecutive cues, and is translated as one text.
     """
@@ -305,7 +305,7 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
     texts = [each[-1].inline.plain for each in segments if each and has_letters(each[-1].inline.plain)]
     ends = sum(_SENTENCE_END.search(text) is not None for text in texts)
     is_punctuated = ends >= max(1.0, _PUNCTUATED_SHARE * len(texts))
-    groups: list[list[_Segment]] = []
+    groups: list[list[_SpeakerLines]] = []
     for of_cue in segments:
         for index, segment in enumerate(of_cue):
             may_join = bool(groups) and index == 0 and len(groups[-1]) < _MAX_CUES
@@ -316,7 +316,7 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_Segment]]:
     return groups
 
 
-def _goes_on(one: _Segment, other: _Segment, *, is_punctuated: bool) -> bool:
+def _goes_on(one: _SpeakerLines, other: _SpeakerLines, *, is_punctuated: bool) -> bool:
     """Return whether a sentence probably continues from one subtitle cue in the next.
 
     A sentence ends before a dash, an opening bracket, the name of a speaker, another style, music, a cue without
@@ -355,7 +355,7 @@ def _document(file: TextFile, cues: Sequence[Cue], syntax: Syntax, *, keep_sourc
     return file.document(edits, always=keep_source)
 
 
-def _edit(file: TextFile, group: Sequence[_Segment], syntax: Syntax, *, keep_source: bool) -> Edit:
+def _edit(file: TextFile, group: Sequence[_SpeakerLines], syntax: Syntax, *, keep_source: bool) -> Edit:
     """Return the `Edit` that replaces a sentence in all cues over which it extends.
 
     The unit of the edit is the whole sentence. Its translation is divided over the cues again, and within a cue over
@@ -406,7 +406,7 @@ def _renumbered(parts: Sequence[InlinePart], index: int) -> list[InlinePart]:
     return [part._replace(id=part.id + _OFFSET * index) if isinstance(part, Tag) else part for part in parts]
 
 
-def _combined(group: Sequence[_Segment]) -> InlineText:
+def _combined(group: Sequence[_SpeakerLines]) -> InlineText:
     """Return the text of several cues that share a sentence as one `InlineText` to translate.
 
     The cues are joined like lines, and each cue's tags get other numbers.

@@ -240,7 +240,7 @@ def _inline_text(content: str, element: _Element) -> _InlineText:
     return _InlineText(InlineText(parts), sources)
 
 
-class _Segment(NamedTuple):
+class _XliffSegment(NamedTuple):
     """A segment (`mrk` of the type `seg`) in a `seg-source` or `target` element, as offsets in its content."""
 
     id: str
@@ -254,9 +254,9 @@ class _Segment(NamedTuple):
     """The segment's start tag as text."""
 
 
-def _segments(content: str) -> list[_Segment]:
+def _segments(content: str) -> list[_XliffSegment]:
     """Return a list of the segments (`mrk` of the type `seg`) in the content of a `seg-source` or `target` element."""
-    segments: list[_Segment] = []
+    segments: list[_XliffSegment] = []
     depth, opening = 0, None  # elements that are open, counted from the start tag of a segment
     for match in _XML_TOKEN.finditer(content):
         if not match["name"]:
@@ -269,12 +269,14 @@ def _segments(content: str) -> list[_Segment]:
         if opening is not None and not depth:
             inner_end = max(opening.end(), match.start())
             id = _attributes(opening["attributes"]).get("mid", "")
-            segments.append(_Segment(id, opening.start(), opening.end(), inner_end, match.end(), opening[0]))
+            segments.append(_XliffSegment(id, opening.start(), opening.end(), inner_end, match.end(), opening[0]))
             opening = None
     return segments
 
 
-def _edit_open_segments(file: TextFile, element: _Element, source: str, segments: Sequence[_Segment]) -> Edit | None:
+def _edit_open_segments(
+    file: TextFile, element: _Element, source: str, segments: Sequence[_XliffSegment]
+) -> Edit | None:
     """Return the `Edit` that adds the missing translations to a `target`, whose translated segments stay.
 
     Segments are matched by their `mid`. The target stays as it is if no segment matches, if source segments share a
@@ -328,7 +330,7 @@ def _edit_open_segments(file: TextFile, element: _Element, source: str, segments
     return Edit(start, end, units, render, is_in_place=False)
 
 
-def _around(segments: Sequence[_Segment], content: str) -> str:
+def _around(segments: Sequence[_XliffSegment], content: str) -> str:
     """Return the content of an element without its segments: the text before, between and after them, joined."""
     starts, ends = [each.start for each in segments], [each.end for each in segments]
     return "".join(content[end:start] for end, start in zip([0, *ends], [*starts, len(content)], strict=True))

@@ -56,7 +56,7 @@ class Parse(msgspec.Struct, frozen=True):
         return "" if self.tree is None else draw(self.tree)
 
 
-class _Sentence(NamedTuple):
+class _TokenizedSentence(NamedTuple):
     """A tokenized sentence (words, source token ids) and its index in the input, from 0."""
 
     number: int
@@ -132,12 +132,14 @@ class Parser:
         best = self._search(encoded)[0][0]
         return encoded[0].ids, list(best.ids), self._parse(encoded[0], best)
 
-    def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_Sentence]:
+    def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_TokenizedSentence]:
         """Tokenize sentences (lists of words); return a list of those with words, each with its index in the input."""
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos, max_positions = self.tokenizer.source.eos_id, max_model_positions([self.model])
-        encoded = [_Sentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)]
+        encoded = [
+            _TokenizedSentence(index, words, [*tokens, eos]) for (index, words), tokens in zip(filled, ids, strict=True)
+        ]
         for sentence in encoded:
             if len(sentence.ids) > max_positions:
                 raise TransduceError(
@@ -147,7 +149,7 @@ class Parser:
         return encoded
 
     @torch.inference_mode()
-    def _search(self, batch: Sequence[_Sentence]) -> list[list[Hypothesis]]:
+    def _search(self, batch: Sequence[_TokenizedSentence]) -> list[list[Hypothesis]]:
         """Return a list with the beam's hypotheses, best first, for each tokenized sentence."""
         check_evaluation_mode(self.model)
         config, device, search = self.model.config, self.model.source_weight.device, self.search
@@ -163,7 +165,7 @@ class Parser:
         beam = BeamOptions(beam_size=search.beam_size, alpha=search.length_penalty)
         return run_search(make_search(scorer, limits, beam, rules=rules))
 
-    def _parse(self, sentence: _Sentence, best: Hypothesis) -> Parse:
+    def _parse(self, sentence: _TokenizedSentence, best: Hypothesis) -> Parse:
         tokens = self.tokenizer.target.tokens([id for id in best.ids if id in self._meanings])
         symbols = [symbol for token in tokens for symbol in split_symbols(token)]
         tree = build_tree(symbols, sentence.words)

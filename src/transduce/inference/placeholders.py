@@ -534,8 +534,8 @@ class Placeholders:
         """
         literal, before, after = source[slice(*span)], source[: span.start], source[span.end :]
         sides = (
-            _Side(beside[0], before.rstrip(" ")[-1:], before.endswith(" "), literal[0], comes_before=True),
-            _Side(beside[1], after.lstrip(" ")[:1], after.startswith(" "), literal[-1], comes_before=False),
+            _SpanSide(beside[0], before.rstrip(" ")[-1:], before.endswith(" "), literal[0], comes_before=True),
+            _SpanSide(beside[1], after.lstrip(" ")[:1], after.startswith(" "), literal[-1], comes_before=False),
         )
         if is_inline_tag(literal) or (literal[0] == "\\" and literal[1:2] not in "(["):  # no formula
             spaces = self._spaces_of_tag(literal, sides, has_space=has_space)
@@ -543,7 +543,7 @@ class Placeholders:
             spaces = [self._has_space(side) for side in sides]
         return " " * spaces[0], " " * spaces[1]
 
-    def _has_space(self, side: "_Side") -> bool:
+    def _has_space(self, side: "_SpanSide") -> bool:
         """Return whether a space is written on one side of a protected span that stands for a word, as in the source.
 
         No space is written at an end of the translation, beside a bracket or punctuation that takes none, or between
@@ -561,7 +561,7 @@ class Placeholders:
         attached = bool(side.source) and not side.spaced and not is_unspaced_character(side.source)
         return not attached or (side.source != side.target and side.source.isalnum() != side.target.isalnum())
 
-    def _spaces_of_tag(self, literal: str, sides: Sequence["_Side"], *, has_space: bool) -> list[bool]:
+    def _spaces_of_tag(self, literal: str, sides: Sequence["_SpanSide"], *, has_space: bool) -> list[bool]:
         """Return a list of two booleans: whether spaces are written before and after an inline tag, as in the source.
 
         If the source has no space but the translation has one here, it goes before an opening tag or after a closing
@@ -579,7 +579,7 @@ class Placeholders:
 _SENTENCE_MARKS = frozenset(".!?,;:。！？，；：…")
 
 
-class _Side(NamedTuple):
+class _SpanSide(NamedTuple):
     """One side (left or right) of a protected span: the neighboring characters in the source and in the translation."""
 
     target: str

@@ -193,7 +193,7 @@ class Segmenter:
             self._add_line(line, collector)
         return collector.finish()._replace(original=original, origin=origin)
 
-    def _add_line(self, line: "_Line", collector: "_Collector") -> None:
+    def _add_line(self, line: "_SourceLine", collector: "_Collector") -> None:
         text, offsets = line
         protected = _local_spans(collector.protected, offsets)
         for start, end in self._cells(text):
@@ -244,7 +244,7 @@ class Segmenter:
         yield from (span.shifted(body.start) for span in spans)
 
 
-class _Line(NamedTuple):
+class _SourceLine(NamedTuple):
     """A line of a text, or a paragraph of joined lines, with the source offset of each character."""
 
     text: str
@@ -252,18 +252,18 @@ class _Line(NamedTuple):
     """The character offset in the source text of each character of the line, and of the line's end."""
 
 
-def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_Line]:
+def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_SourceLine]:
     """Yield the lines of a text without line ends, which match `end`; one in a protected span does not end a line."""
     start = 0
     for match in end.finditer(text):
         if _overlapping(protected, Span(*match.span())):
             continue
-        yield _Line(text[start : match.start()], range(start, match.start() + 1))
+        yield _SourceLine(text[start : match.start()], range(start, match.start() + 1))
         start = match.end()
-    yield _Line(text[start:], range(start, len(text) + 1))
+    yield _SourceLine(text[start:], range(start, len(text) + 1))
 
 
-def _paragraphs(lines: Iterable[_Line]) -> Iterator[_Line]:
+def _paragraphs(lines: Iterable[_SourceLine]) -> Iterator[_SourceLine]:
     """Yield paragraphs, each joined to one line from consecutive lines of wrapped text; a list mark begins a new one.
 
     An empty line ends a paragraph, and is not yielded.
@@ -272,7 +272,7 @@ def _paragraphs(lines: Iterable[_Line]) -> Iterator[_Line]:
     for line in lines:
         words = line.text.strip()
         if text and (not words or list_mark_length(line.text)):
-            yield _Line(text, offsets)
+            yield _SourceLine(text, offsets)
             text, offsets = "", []
         if not words:
             continue
@@ -288,7 +288,7 @@ def _paragraphs(lines: Iterable[_Line]) -> Iterator[_Line]:
         offsets = [*offsets[: len(before)], *offsets[len(before) : len(before) + len(space)], *line.offsets[skipped:]]
         text = before + space + line.text[skipped:]
     if text:
-        yield _Line(text, offsets)
+        yield _SourceLine(text, offsets)
 
 
 def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -301,7 +301,7 @@ def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
             yield from group
         else:
             yield from (
-                paragraph.text for paragraph in _paragraphs(_Line(each, range(len(each) + 1)) for each in group)
+                paragraph.text for paragraph in _paragraphs(_SourceLine(each, range(len(each) + 1)) for each in group)
             )
 
 

@@ -258,7 +258,7 @@ def word_pair(
     )
 
 
-class _Side(NamedTuple):
+class _AlignmentSide(NamedTuple):
     """One side (source or target) of a sentence pair to align: its token ids, and which tokens belong to each word."""
 
     ids: list[int]
@@ -280,7 +280,9 @@ def word_maps(translator: Translator, pairs: Iterable[SplitSentencePair]) -> Ite
         yield from _maps_of(translator, batch)
 
 
-def _tokenized(translator: Translator, pairs: Iterable[SplitSentencePair]) -> Iterator[tuple[_Side, _Side]]:
+def _tokenized(
+    translator: Translator, pairs: Iterable[SplitSentencePair]
+) -> Iterator[tuple[_AlignmentSide, _AlignmentSide]]:
     """Yield the source and the target of each pair in token ids, with the document context that the model reads."""
     tokenizer = translator.tokenizer
     pairs, same = tee(pairs)
@@ -297,7 +299,7 @@ def _tokenized(translator: Translator, pairs: Iterable[SplitSentencePair]) -> It
         yield source, target
 
 
-def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> list[WordMaps]:
+def _maps_of(translator: Translator, sides: Sequence[tuple[_AlignmentSide, _AlignmentSide]]) -> list[WordMaps]:
     """Return a list with the cross-attention between words of each sentence pair of a batch, from one forward pass."""
     check_evaluation_mode(translator.model)
     config = translator.model.config
@@ -317,7 +319,9 @@ def _maps_of(translator: Translator, sides: Sequence[tuple[_Side, _Side]]) -> li
     return maps
 
 
-def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history: Sequence[int], *, cut: bool) -> _Side:
+def _tokenize(
+    vocabulary: Vocabulary, text: str, words: Sequence[Span], history: Sequence[int], *, cut: bool
+) -> _AlignmentSide:
     normalized = vocabulary.normalize(text)
     if normalized != text:
         words = [Span(*(len(vocabulary.normalize(text[:offset])) for offset in word)) for word in words]
@@ -325,7 +329,7 @@ def _tokenize(vocabulary: Vocabulary, text: str, words: Sequence[Span], history:
     spells = (overlap(words, token_spans(vocabulary.token_texts(ids), normalized)) > 0).astype(np.float64)
     # The document context and special tokens around the text, such as the end symbol, belong to no word.
     around = (len(history) + len(vocabulary.before), len(vocabulary.after))
-    return _Side([*history, *vocabulary.with_special_tokens(ids)], np.pad(spells, ((0, 0), around)))
+    return _AlignmentSide([*history, *vocabulary.with_special_tokens(ids)], np.pad(spells, ((0, 0), around)))
 
 
 # --- choosing heads and aligning ---

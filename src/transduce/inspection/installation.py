@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from transduce.acceleration import forecast_decoder, select_decoder, why_no_triton
+from transduce.acceleration import expected_decoder, select_decoder, why_no_triton
 from transduce.errors import explain_wrong_types
 from transduce.inference.batching import TextEncoder
 from transduce.inference.generator import Generator
@@ -160,7 +160,6 @@ def check_install(
     torch.set_num_threads(machine.threads)
     gpus, no_gpu = _find_gpus()
     features = (("AVX-512 bf16", machine.avx512_bf16), ("AMX", machine.amx))
-    training = choose_kernels(machine.device, machine.threads)
     return InstallReport(
         versions=_versions(),
         system=f"{platform.system()} {platform.machine()}",
@@ -171,8 +170,8 @@ def check_install(
         gpus=gpus,
         no_gpu=no_gpu,
         precision=f"{machine.precision}: {machine.precision_reason}",
-        training=BackendChoice(training.value, training.reason),
-        decoding=_forecast(machine),
+        training=_training_backend(machine),
+        decoding=_expected_decoding(machine),
         extras=tuple(map(_extra_status, EXTRAS)),
         model=None if model is None else _model_status(model, precision, device, threads),
         slower=_what_is_slower(machine),
@@ -215,11 +214,18 @@ def _find_gpus() -> tuple[tuple[str, ...], str | None]:
     return gpus, None if reason is None else f"no Triton kernels, because {reason}"
 
 
-def _forecast(machine: Machine) -> BackendChoice:
+def _training_backend(machine: Machine) -> BackendChoice:
+    """Return the backend that would train on a machine, under the name that it has in decoding, with the reason."""
+    kernels = choose_kernels(machine.device, machine.threads)
+    fast = "compiled" if machine.device == "cpu" else "triton"
+    return BackendChoice(fast if kernels.value == "native" else "reference", kernels.reason)
+
+
+def _expected_decoding(machine: Machine) -> BackendChoice:
     """Return the backend that would decode the paper's base model on a machine, without building its weights."""
     with torch.device("meta"):
         model = Transformer(ModelConfig(source_vocabulary_size=37_000, target_vocabulary_size=37_000))
-    backend, refused = forecast_decoder(model.eval(), machine.device)
+    backend, refused = expected_decoder(model.eval(), machine.device)
     return BackendChoice(backend, refused=refused)
 
 

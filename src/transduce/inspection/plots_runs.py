@@ -28,7 +28,7 @@ _MAX_GROUPS = 6
 _MIN_SENTENCES = 20  # of a group; BLEU of fewer is unreliable
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _MetricsLine(msgspec.Struct, frozen=True):
     """A line of a run's metrics.jsonl, with the fields that charts plot; other fields are ignored."""
 
     event: str
@@ -70,11 +70,11 @@ def _curve_of(name: str, points: Iterable[tuple[int, float | None]], **look: Any
     return [curve(name, *zip(*known, strict=True), **look)] if known else []
 
 
-def _read_metrics(run: Path) -> list[_Line]:
+def _read_metrics(run: Path) -> list[_MetricsLine]:
     path = run / "metrics.jsonl"
     if not path.is_file():
         raise TransduceError(f"{path} does not exist: pass a folder that `transduce train` made.")
-    return read_events(run, _Line)
+    return read_events(run, _MetricsLine)
 
 
 def plot_variants(runs: Mapping[str, Sequence[Path]], scores: Mapping[str, Mapping[int, float]], measure: str) -> Chart:

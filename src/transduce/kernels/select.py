@@ -325,7 +325,7 @@ def _why_not_compilable(model: nn.Module) -> str | None:
     return why_not_compilable(model)
 
 
-def forecast_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:
+def expected_decoder(model: Transformer | Decoder, device: str) -> DecoderChoice:
     """Return a `DecoderChoice`: the backend that will decode a model on a device once the weights are loaded.
 
     The choice includes the reason why no faster backend will. The model may be on the meta device, so its weights need

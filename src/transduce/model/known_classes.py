@@ -59,7 +59,7 @@ class UnknownError(Exception):
     """An error for a component that the layer graph does not know; its message is a clause that names the component."""
 
 
-class _Entry(NamedTuple):
+class _KnownClass(NamedTuple):
     """An entry of the registry of known module classes: the reference class, and permitted children and tensors."""
 
     computes: type[nn.Module]
@@ -70,9 +70,10 @@ class _Entry(NamedTuple):
     """For a known class, the names of the parameters and buffers that its modules may hold; None: any."""
 
 
-KNOWN: dict[type[nn.Module], _Entry] = {}
-"""A dict from each class that the layer graph knows to its `_Entry`: what modules of the class may hold. Subclasses are
-not known.
+KNOWN: dict[type[nn.Module], _KnownClass] = {}
+"""A dict from each class that the layer graph knows to its `_KnownClass`: what modules of the class may hold.
+
+Subclasses are not known.
 """
 METHODS: dict[type[nn.Module], frozenset[str]] = {}
 """A dict from each known class to the names of its methods. A module that has one of these names in its `vars` was
@@ -108,7 +109,7 @@ def register_class(
     if sizes is not None:
         SIZES[cls] = sizes
     names = [None if each is None else frozenset(each) for each in (children, tensors)]
-    KNOWN[cls] = _Entry(computes or cls, *names)
+    KNOWN[cls] = _KnownClass(computes or cls, *names)
     METHODS[cls] = frozenset(name for name in dir(cls) if callable(getattr(cls, name)))
     _remember_class(cls)
 

@@ -515,8 +515,7 @@ class _Describer:
         Rotary and relative positions together are "several kinds", which no backend supports.
         """
         self.class_of(path, module, StackPositions)
-        if self.config is not None and self.get(module, "radius") != self.config.attention_window:
-            raise UnknownError(f"{path} has another window than `model.attention_window`")
+        self.attributes_must_be(path, module, {"radius": "attention_window"})
         name = "none"
         if module.rotary is not None:
             self.class_of(f"{path}.rotary", module.rotary, RotaryPositions)
@@ -535,9 +534,7 @@ class _Describer:
             UnknownError: an attribute differs; `path` names the module.
         """
         for attribute, setting in settings.items():
-            actual = self.get(module, attribute)
-            if self.config is not None and actual != getattr(self.config, setting):
-                raise UnknownError(f"{path} has another {attribute} than `model.{setting}`")
+            self.must_be(path, attribute, self.get(module, attribute), setting)
 
     def stack(self, path: str, layers: nn.ModuleList, count: int) -> dict[str, LayerGraph]:
         """Return the layer graphs of a stack's layers, a dict by dotted name such as `decoder_layers.0`.

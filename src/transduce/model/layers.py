@@ -108,6 +108,7 @@ class DecoderLayer(Component):
         super().__init__()
         self.self_attention = build_attention(config)
         self.self_attention_residual = Residual(config)
+        # The cross-attention; stored weights, and hook points of recordings, have this name.
         self.memory_attention = build_attention(config)
         self.memory_attention_residual = Residual(config)
         self.feed_forward = build_feed_forward(config)

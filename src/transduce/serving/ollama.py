@@ -49,7 +49,7 @@ class OllamaMessage(ChatMessage, kw_only=True, frozen=True):
     thinking: Ignored = None
 
 
-class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
+class _OllamaFields(msgspec.Struct, kw_only=True, frozen=True):
     """The fields that the requests to Ollama's `/api/chat` and `/api/generate` have in common."""
 
     model: Annotated[str, Meta(description="A `name` from `GET /api/tags`.")]
@@ -62,7 +62,7 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
     keep_alive: Ignored = None
 
 
-class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
+class OllamaChatRequest(_OllamaFields, kw_only=True, frozen=True):
     """The body of `POST /api/chat`: the model, the messages of a conversation, and options."""
 
     messages: list[OllamaMessage]
@@ -72,7 +72,7 @@ class OllamaChatRequest(_SharedFields, kw_only=True, frozen=True):
     tools: Refused = None
 
 
-class OllamaGenerateRequest(_SharedFields, kw_only=True, frozen=True):
+class OllamaGenerateRequest(_OllamaFields, kw_only=True, frozen=True):
     """The body of `POST /api/generate`: the model, a text to translate or continue, and options."""
 
     prompt: Annotated[str, LIMITED_TEXT] = ""
@@ -232,7 +232,7 @@ class OllamaHandlers:
         return await self._answer(request, message, prompt, [], is_chat=False)
 
     async def _answer(
-        self, request: Request, message: _SharedFields, prompt: str, before: Sequence[tuple[str, str]], *, is_chat: bool
+        self, request: Request, message: _OllamaFields, prompt: str, before: Sequence[tuple[str, str]], *, is_chat: bool
     ) -> Response:
         name = self.completions.find(message.model)
         refuse_fields(message, _REFUSED)
@@ -282,7 +282,7 @@ class OllamaHandlers:
         return json_response(OllamaVersion(version=version("transduce")))
 
 
-def _template_variables(message: _SharedFields) -> dict[str, bool]:
+def _template_variables(message: _OllamaFields) -> dict[str, bool]:
     """Return the variables that a request sets for a chat template: `enable_thinking`, if the request has `think`."""
     return {} if message.think is None else {"enable_thinking": bool(message.think)}
 

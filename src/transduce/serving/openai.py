@@ -85,7 +85,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, frozen=True):
     """OpenAI's option, which is accepted without effect."""
 
 
-class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
+class _OpenAIFields(msgspec.Struct, kw_only=True, frozen=True):
     """The fields that OpenAI's requests for chat completions and for text completions have in common."""
 
     model: Annotated[str, Meta(description="An `id` from `GET /v1/models`.")]
@@ -105,7 +105,7 @@ class _SharedFields(msgspec.Struct, kw_only=True, frozen=True):
     user: Ignored = None
 
 
-class ChatRequest(_SharedFields, kw_only=True, frozen=True):
+class ChatRequest(_OpenAIFields, kw_only=True, frozen=True):
     """The body of `POST /v1/chat/completions`: the model, the messages of a conversation, and options.
 
     Fields that OpenAI does not document are ignored.
@@ -141,7 +141,7 @@ class ChatRequest(_SharedFields, kw_only=True, frozen=True):
     verbosity: Ignored = None
 
 
-class CompletionsRequest(_SharedFields, kw_only=True, frozen=True):
+class CompletionsRequest(_OpenAIFields, kw_only=True, frozen=True):
     """The body of `POST /v1/completions`: the model, one or several texts to translate or continue, and options."""
 
     prompt: Annotated[str | list[str], LIMITED_TEXT, Meta(description="A text, or several.")]
@@ -335,7 +335,7 @@ class OpenAIHandlers:
         return await self._answer(request, order, message, is_chat=False)
 
     def _completion_request(
-        self, message: _SharedFields, prompts: list[str], max_tokens: int | None, *, with_tokens: bool
+        self, message: _OpenAIFields, prompts: list[str], max_tokens: int | None, *, with_tokens: bool
     ) -> CompletionRequest:
         """Convert a request of OpenAI's API to a `CompletionRequest`, the form that OpenAI's and Ollama's APIs share.
 
@@ -370,7 +370,7 @@ class OpenAIHandlers:
         )
 
     async def _answer(
-        self, request: Request, order: CompletionRequest, message: _SharedFields, *, is_chat: bool
+        self, request: Request, order: CompletionRequest, message: _OpenAIFields, *, is_chat: bool
     ) -> Response:
         """Return the response to a request, streamed if the client wants that.
 

@@ -221,7 +221,7 @@ class PairFilter:
         return RATIO if longer > self.settings.max_length_ratio * shorter + _RATIO_SLACK_TOKENS else None
 
 
-class _Side(NamedTuple):
+class _LanguageSide(NamedTuple):
     """One side of a language pair: its language, and what identifies the other side's language by script and words."""
 
     language: str
@@ -235,8 +235,8 @@ class _Side(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
-    """Return a `_Side` for the source and one for the target, given their language codes."""
+def _sides(languages: tuple[str, str]) -> tuple[_LanguageSide, _LanguageSide]:
+    """Return a `_LanguageSide` for the source and one for the target, given their language codes."""
     sides = []
     for language, other in (languages, languages[::-1]):
         own, others = (
@@ -244,7 +244,7 @@ def _sides(languages: tuple[str, str]) -> tuple[_Side, _Side]:
             for code in (language, other)
         )
         names = (english_name(other), *(() if others else ("another language",)))
-        sides.append(_Side(language, script_of(other), names, frozenset(own - others), frozenset(others - own)))
+        sides.append(_LanguageSide(language, script_of(other), names, frozenset(own - others), frozenset(others - own)))
     return sides[0], sides[1]
 
 

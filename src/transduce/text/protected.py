@@ -487,6 +487,7 @@ _NAMES_OF_PAIRS = "a abbr b bdi bdo big cite del dfn em font i ins mark q s smal
 _FORMATTING = frozenset(_NAMES_OF_PAIRS.split())
 _MAX_TAGS = 256  # in a sentence; those of a sentence with more keep their order
 _WORD = re.compile(rf"[{CJK}]|(?:(?![{CJK}])\w)++")
+_MARKS = " .!?。！？…"  # the model reads and translates them, also between tags alone
 _SMALL = ("sub", "sup")
 """Names of HTML elements (sub, sup) whose numbers, such as that of a footnote, are copied."""
 
@@ -555,7 +556,7 @@ def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
     """Remove pairs of tags with words between them from a text; return a `BareText`, or None if there are no pairs.
 
     A tag whose partner is in another sentence makes a pair with the start or end of the text. Tags that cross others
-    are no pairs. A pair without words stays, as one protected span.
+    are no pairs. A pair without words stays, as one protected span, or as two around the mark of a sentence.
 
     Args:
         text: the text.
@@ -573,7 +574,7 @@ def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
         is_half = opening.start == opening.end or closing.start == closing.end
         if any(map(str.isalpha if is_small else str.isalnum, words)):
             full.append((opening, closing))
-        elif not is_half:
+        elif not is_half and (words.strip(_MARKS) or not words.strip()):
             whole.append(Span(opening.start, closing.end))
     if not full and not whole:
         return None

@@ -53,7 +53,7 @@ class Piece(NamedTuple):
     type: PieceType
 
 
-class _Field(NamedTuple):
+class _ProtobufField(NamedTuple):
     """A field of a protobuf message: its number, and the byte range of its value in the message."""
 
     number: int
@@ -200,18 +200,18 @@ def round_scores(model_bytes: bytes, fraction_bits: int) -> bytes:
     return bytes(rounded)
 
 
-def _piece_fields(model_bytes: bytes) -> Iterator[_Field]:
+def _piece_fields(model_bytes: bytes) -> Iterator[_ProtobufField]:
     return (field for field in _fields(model_bytes, 0, len(model_bytes)) if field.number == _MODEL_PIECES)
 
 
-def _piece(model_bytes: bytes, field: _Field) -> Piece:
+def _piece(model_bytes: bytes, field: _ProtobufField) -> Piece:
     values = _values(model_bytes, field)
     (score,) = _FLOAT.unpack(values.get(_PIECE_SCORE, bytes(4)))
     type = PieceType(values.get(_PIECE_TYPE, bytes([PieceType.NORMAL]))[0])
     return Piece(values.get(_PIECE_TEXT, b"").decode("utf-8"), score, type)
 
 
-def _values(message: bytes, outer: _Field) -> dict[int, bytes]:
+def _values(message: bytes, outer: _ProtobufField) -> dict[int, bytes]:
     """Return a dict from field numbers to the raw values (bytes) of all fields in a protobuf message.
 
     A varint stays encoded; of a repeated field, the last value is kept.
@@ -219,7 +219,7 @@ def _values(message: bytes, outer: _Field) -> dict[int, bytes]:
     return {field.number: message[field.start : field.stop] for field in _fields(message, outer.start, outer.stop)}
 
 
-def _fields(message: bytes, position: int, stop: int) -> Iterator[_Field]:
+def _fields(message: bytes, position: int, stop: int) -> Iterator[_ProtobufField]:
     while position < stop:
         key, start = _varint(message, position)
         wire_type = key & 7
@@ -230,7 +230,7 @@ def _fields(message: bytes, position: int, stop: int) -> Iterator[_Field]:
             position = start + length
         else:
             position = start + {_FIXED_32: 4, _FIXED_64: 8}[wire_type]
-        yield _Field(key >> 3, start, position)
+        yield _ProtobufField(key >> 3, start, position)
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

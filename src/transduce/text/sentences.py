@@ -6,6 +6,7 @@ other file a line is a paragraph, and an empty line ends a document.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, pairwise
 from pathlib import Path
@@ -430,14 +431,39 @@ def find_sentences(text: str, language: str | None = None, protected: Sequence[S
     """Return a list of the spans of a text's sentences, without the spaces around them, in order.
 
     Texts without capital letters and without spaces after marks are split, too. Abbreviations of several languages are
-    known.
+    known. An end tag after a mark, as in `<b>Go.</b>`, belongs to the sentence before it.
 
     Args:
         text: a text, usually one line.
         language: code of its language, which decides on ordinals ("5. Mai"), abbreviations and names; None: unknown.
         protected: spans in which no sentence ends, in order and disjoint.
     """
-    return _find_spans(_SentenceFinder(text, language), protected)
+    tags = _tags_of_pairs(text, protected)
+    if not tags:
+        return _find_spans(_SentenceFinder(text, language), protected)
+    removed = {offset for tag in tags.items() for offset in range(*tag)}
+    offsets = [offset for offset in range(len(text)) if offset not in removed]
+    kept = [Span(*(bisect_left(offsets, edge) for edge in span)) for span in protected if span.start not in tags]
+    found = _find_spans(_SentenceFinder("".join(map(text.__getitem__, offsets)), language), kept)
+    spans, start = list[Span](), 0
+    for end in [*(offsets[span.end - 1] + 1 for span in found[:-1]), len(text)]:
+        while end in tags and text[end + 1] == "/":
+            end = tags[end]
+        sentence = text[start:end]
+        begin = start + len(sentence) - len(sentence.lstrip())
+        spans.append(Span(begin, begin + len(sentence.strip())))
+        start = end
+    return [span for span in spans if span.end > span.start]
+
+
+_TAG = re.compile(r"<(?P<end>/?)(?P<name>[\w:.-]++)[^<>]*+(?<!/)>")
+
+
+def _tags_of_pairs(text: str, protected: Sequence[Span]) -> dict[int, int]:
+    """Return the start and end of each protected span that is an end tag, or a start tag with an end tag, as a dict."""
+    tags = [(span, match) for span in protected if (match := _TAG.fullmatch(text, *span)) is not None]
+    ended = {match["name"].lower() for _, match in tags if match["end"]}
+    return {span.start: span.end for span, match in tags if match["name"].lower() in ended}
 
 
 def _find_ends(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> Iterator[int]:

@@ -83,7 +83,7 @@ def _with_capital_outside(sentences: list[TaggedSentence]) -> list[TaggedSentenc
     ]
 
 
-class _Row(NamedTuple):
+class _TaggedLine(NamedTuple):
     """A line of a tagged file, split into columns."""
 
     number: int
@@ -102,10 +102,10 @@ class _ColumnReader:
         lines = list(enumerate(read_lines(path), 1))
         self._names = self._column_names(lines[:10])
         separator = "\t" if any("\t" in line for _, line in lines if not line.startswith("#")) else " "
-        self._rows = [_Row(number, _cells(line, separator), line.startswith("#")) for number, line in lines]
+        self._rows = [_TaggedLine(number, _cells(line, separator), line.startswith("#")) for number, line in lines]
         first = next((row for row in self._rows if row.cells and not row.is_marked), None)
         if first is None:
-            first = next((row for row in self._rows if len(row.cells) > 1), _Row(1, [""], is_marked=False))
+            first = next((row for row in self._rows if len(row.cells) > 1), _TaggedLine(1, [""], is_marked=False))
         self._first = first
         self._word, self._tag = self._find(columns)
         if self._tag is None and needs_tags:
@@ -159,7 +159,7 @@ class _ColumnReader:
         width, tag_index = len(self._first.cells), self._tag
         certain = [row for row in self._rows if not row.is_marked and len(row.cells) == width]
         known_tags = set() if tag_index is None else {row.cells[tag_index] for row in certain}
-        sentences: list[list[_Row]] = [[]]
+        sentences: list[list[_TaggedLine]] = [[]]
         for row in self._rows:
             if row.is_marked and not (
                 len(row.cells) == width and tag_index is not None and row.cells[tag_index] in known_tags
@@ -180,7 +180,7 @@ class _ColumnReader:
             if rows
         ]
 
-    def _check(self, row: _Row, width: int) -> None:
+    def _check(self, row: _TaggedLine, width: int) -> None:
         if len(row.cells) != width:
             raise TransduceError(
                 f"{self._path}:{row.number}: All lines must have as many columns as line {self._first.number} "

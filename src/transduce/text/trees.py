@@ -64,7 +64,7 @@ def read_trees(path: str | Path) -> Iterator[Tree]:
     Raises:
         TransduceError: something is not a tree; the message names the file and the line.
     """
-    reader = _Reader()
+    reader = _TreebankReader()
     number, started_at = 0, 1
     for number, line in enumerate(read_lines(path), 1):
         for token in _TOKEN.findall(line):
@@ -91,7 +91,7 @@ def read_tree(text: str) -> Tree:
     Raises:
         TransduceError: the text is not a tree, or more than one.
     """
-    reader, trees = _Reader(), []
+    reader, trees = _TreebankReader(), []
     for token in _TOKEN.findall(text):
         tree = _take(reader, token, f'"{text}"')
         trees += [tree] if tree is not None else []
@@ -100,7 +100,7 @@ def read_tree(text: str) -> Tree:
     return trees[0]
 
 
-def _take(reader: "_Reader", token: str, where: str) -> Tree | None:
+def _take(reader: "_TreebankReader", token: str, where: str) -> Tree | None:
     try:
         return reader.take(token)
     except ValueError as error:
@@ -114,7 +114,7 @@ class _Open(NamedTuple):
     children: list[Tree]
 
 
-class _Reader:
+class _TreebankReader:
     """A parser that receives the brackets and words of a treebank one by one and builds trees."""
 
     def __init__(self) -> None:
@@ -331,13 +331,13 @@ def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
     """
     if not words:
         raise TransduceError("A tree needs words, but the sentence has none: leave it out.")
-    builder = _Builder(words)
+    builder = _BracketTreeBuilder(words)
     for symbol in symbols:
         builder.take(symbol)
     return builder.finish()
 
 
-class _Builder:
+class _BracketTreeBuilder:
     """A builder of a valid tree over given words from bracket symbols, with the constituents that are open so far."""
 
     def __init__(self, words: Sequence[str]) -> None:

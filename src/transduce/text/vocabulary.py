@@ -465,8 +465,8 @@ class SymbolSplitter:
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
         later = {normalize(symbol.text): symbol for symbol in symbols if symbol.normalized}
-        self._raw = _Pattern(raw)
-        self._normalized = _Pattern(later)
+        self._raw = _SpecialTokenPattern(raw)
+        self._normalized = _SpecialTokenPattern(later)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield (part, is_symbol) for the non-empty parts of a text in order, where a symbol is a special token.
@@ -480,7 +480,7 @@ class SymbolSplitter:
                 yield from self._normalized.parts(self._normalize(part))
 
 
-class _Pattern:
+class _SpecialTokenPattern:
     """A pattern that matches a set of symbols (special tokens) in a text, with the rules for spaces around them."""
 
     def __init__(self, symbols: dict[str, Symbol]) -> None:

@@ -426,7 +426,7 @@ def load_state(path: Path) -> RunState:
     """
     try:
         content = (path / "state.json").read_bytes()
-        version = msgspec.json.decode(content, type=_Version).format_version
+        version = msgspec.json.decode(content, type=_StoredVersion).format_version
         if version not in _READABLE:
             raise TransduceError(
                 f"The checkpoint {path} has format {version}, but this version reads formats up to {FORMAT_VERSION}."
@@ -450,7 +450,7 @@ def _open_parts(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Store
     return {kind: open_parts([folder / name for name in names if _kind(name) == kind]) for kind in kinds}
 
 
-class _Version(msgspec.Struct):
+class _StoredVersion(msgspec.Struct):
     format_version: int
 
 

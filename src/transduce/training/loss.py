@@ -213,7 +213,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         )
         # The gradient of the weight is linear in the hidden states, so their factors give it the rows' factors.
         weighted = hidden if options.factors is None else (hidden * options.factors[:, None]).to(hidden.dtype)
-        found = _Gradients(*(options.recording and learns for learns in ctx.needs_input_grad[:3]))
+        found = _LossGradients(*(options.recording and learns for learns in ctx.needs_input_grad[:3]))
         at_labels, log_sum_exps = found.of_softmax((hidden, weighted), (weight, bias), labels, counted)
         negative_log_likelihood = _sum_present(log_sum_exps - at_labels, counted)
         # Σ over v of -log p_v / V is the log-sum-exp minus the mean logit, which is x · (mean row) + mean bias.
@@ -239,7 +239,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return _scaled(grad_hidden, scale), *found, None, None
 
 
-class _Gradients:
+class _LossGradients:
     """An accumulator of the gradients of the cross-entropy with respect to hidden states, weight and bias.
 
     A gradient that is not requested stays None.

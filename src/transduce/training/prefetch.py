@@ -125,7 +125,7 @@ def pack_arrays(
     Returns:
         The array and its sizes; None if a sentence is empty or has padding between tokens.
     """
-    sources, targets = _Side.of(source, pad_id), _Side.of(target, pad_id)
+    sources, targets = _SidePositions.of(source, pad_id), _SidePositions.of(target, pad_id)
     if sources is None or targets is None:
         return None
     inputs = np.concatenate([np.full_like(target[:, :1], start_id), target[:, :-1]], axis=1)
@@ -167,7 +167,7 @@ def _lengths(size: PackedSize) -> list[int]:
     return [size.source, size.target, size.target, *sides, *[1] * size.counted]
 
 
-class _Side(NamedTuple):
+class _SidePositions(NamedTuple):
     """The positions of the tokens of one side of a batch, sources or targets, in the padded array."""
 
     offsets: Ids
@@ -176,13 +176,13 @@ class _Side(NamedTuple):
     """The number of tokens of each sentence, (B,)."""
 
     @staticmethod
-    def of(ids: Ids, pad_id: int) -> "_Side | None":
+    def of(ids: Ids, pad_id: int) -> "_SidePositions | None":
         """Locate the tokens of a padded batch (B, L); None if a sentence is empty or has padding between tokens."""
         present = ids != pad_id
         counts = present.sum(axis=1)
         if not len(ids) or counts.min() < 1 or not np.array_equal(present, np.arange(ids.shape[1]) < counts[:, None]):
             return None
-        return _Side(np.flatnonzero(present), counts)
+        return _SidePositions(np.flatnonzero(present), counts)
 
     def take(self, ids: Ids) -> Ids:
         """Return, as one vector, the elements of an array (B, L) at the positions of this side's tokens."""

@@ -89,7 +89,7 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     at the start.
     """
     kernels: Kernels | None = None
-    """`native`: our own fused kernels, compiled or (on a GPU) in Triton; `torch`: the reference, plain PyTorch."""
+    """`native`: our fused kernels (`compiled` on a CPU, `triton` on a GPU); `torch`: plain PyTorch, the `reference`."""
     cuda_graphs: bool | None = None
     """Record steps on a GPU as CUDA graphs and replay them, instead of launching each operation. Several processes
     record separately and exchange gradients after each replay.

@@ -111,6 +111,15 @@ class ShardedOptimizer(Optimizer):
     @override
     def discard_gradient(self) -> None:
         self._update.gradient.zero_()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        # FSDP keeps the gradients of batches before a step's last one, and has no public method that discards them.
+        for module in self._module.modules():  # type: ignore[attr-defined]
+            group = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+            for sharded in () if group is None else group.fsdp_params:
+                sharded.unsharded_accumulated_grad = None
+                if hasattr(sharded, "_unsharded_param"):
+                    sharded._unsharded_param.grad = None
 
     @torch.no_grad()
     def _show_masters(self) -> None:

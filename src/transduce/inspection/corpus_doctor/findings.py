@@ -42,7 +42,7 @@ _QUOTED = re.compile(r'\s*".*"\s*')
 _ALL_QUOTED = 0.9
 
 
-class _Pattern(NamedTuple):
+class _LinePattern(NamedTuple):
     name: str
     matches: Callable[[str], object]
     message: str
@@ -50,37 +50,37 @@ class _Pattern(NamedTuple):
 
 
 _PATTERNS = (
-    _Pattern("not UTF-8", _SURROGATE.search, "{count} not UTF-8; training leaves such pairs out, so fix the lines"),
-    _Pattern(
+    _LinePattern("not UTF-8", _SURROGATE.search, "{count} not UTF-8; training leaves such pairs out, so fix the lines"),
+    _LinePattern(
         "control characters",
         _CONTROL.search,
         "{count} with control characters such as NUL; training leaves such pairs out",
     ),
-    _Pattern(
+    _LinePattern(
         "line separators",
         _SEPARATOR.search,
         "{count} with U+2028, U+0085 or a carriage return inside: one line here, two for other tools",
     ),
-    _Pattern(
+    _LinePattern(
         "tabs", lambda line: "\t" in line, "{count} with a tab: check whether they contain several columns of a table"
     ),
-    _Pattern(
+    _LinePattern(
         "invisible characters",
         INVISIBLE.search,
         "{count} with invisible characters, such as U+FEFF and U+200B: remove them",
     ),
-    _Pattern("escapes", _ESCAPE.search, "{count} with escapes such as \\ud83d in the text: decode them"),
-    _Pattern("markup", MARKUP.search, "{count} with entities or tags such as &amp; or <b>: decode or remove them"),
-    _Pattern(
+    _LinePattern("escapes", _ESCAPE.search, "{count} with escapes such as \\ud83d in the text: decode them"),
+    _LinePattern("markup", MARKUP.search, "{count} with entities or tags such as &amp; or <b>: decode or remove them"),
+    _LinePattern(
         "damaged characters", DAMAGED.search, "{count} with U+FFFD or twice encoded text such as Ã©: decode it again"
     ),
-    _Pattern(
+    _LinePattern(
         "no letters",
         lambda line: line.strip() and not any(map(str.isalnum, line)),
         "{count} without a letter or digit, such as @#$%: remove these lines, which teach no translation",
         1.0,
     ),
-    _Pattern(
+    _LinePattern(
         "full-width letters",
         _FULL_WIDTH.search,
         "{count} with full-width letters or digits, or half-width kana: other tokens for the model than the usual ones",
@@ -90,8 +90,8 @@ _PATTERNS = (
 
 
 _BLANK = (
-    _Pattern("empty lines", lambda line: not line, "{count} empty; training leaves such pairs out", 0.05),
-    _Pattern(
+    _LinePattern("empty lines", lambda line: not line, "{count} empty; training leaves such pairs out", 0.05),
+    _LinePattern(
         "white space only",
         lambda line: line and not line.strip(),
         "{count} of white space only; training leaves such pairs out",
@@ -106,7 +106,7 @@ def character_findings(text: CorpusText) -> list[Finding]:
     return [*suspicious, _windows_files(text), *blank, _punctuation(text), _quoted_side(text)]
 
 
-def _pattern_finding(text: CorpusText, pattern: _Pattern) -> Finding:
+def _pattern_finding(text: CorpusText, pattern: _LinePattern) -> Finding:
     source, target = ([n for n, line in enumerate(side.lines) if pattern.matches(line)] for side in text.sides)
     return line_finding(text, pattern.name, (source, target), pattern.message, pattern.problem_share)
 

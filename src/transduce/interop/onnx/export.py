@@ -49,7 +49,7 @@ from transduce.interop.onnx.layers import (
     build_embedding,
     build_layer,
     build_linear,
-    build_memory_projection,
+    build_memory_keys_and_values,
     build_norm,
     build_output,
     build_output_scale,
@@ -239,7 +239,7 @@ def build_encoder(model: Transformer) -> Graph:
     memory = build_norm(graph, x, model.encoder_norm)
     graph.add_output(present, "memory_mask", np.bool_, ("batch", "source"))
     for number, decoder_layer in enumerate(decoder_layers_of(model)):
-        projected = build_memory_projection(graph, memory, decoder_layer.memory_attention)
+        projected = build_memory_keys_and_values(graph, memory, decoder_layer.memory_attention)
         add_outputs(graph, projected, config, "memory_", number, "source")
     return graph
 

@@ -400,7 +400,7 @@ def build_self_attention(
     return _attend(graph, query, cache, attention, context.bias), cache
 
 
-def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
+def build_memory_keys_and_values(graph: Graph, memory: str, attention: MultiHeadAttention) -> KeysAndValues:
     """Add the projections of the encoder output for a cross-attention to an ONNX graph.
 
     Args:
@@ -419,7 +419,7 @@ def build_memory_projection(graph: Graph, memory: str, attention: MultiHeadAtten
     return KeysAndValues(keys, _heads(graph, values, attention.d_v))
 
 
-def build_memory_attention(graph: Graph, x: str, attention: MultiHeadAttention, memory: Memory) -> str:
+def build_cross_attention(graph: Graph, x: str, attention: MultiHeadAttention, memory: Memory) -> str:
     """Add a cross-attention to an ONNX graph, from x (B, T, D) to an output of the same shape, whose name is returned.
 
     Args:
@@ -573,7 +573,7 @@ def build_layer(
     if memory is not None:
         assert isinstance(layer, DecoderLayer)
         y = build_norm(graph, x, layer.memory_attention_residual.norm_before)
-        y = build_memory_attention(graph, y, layer.memory_attention, memory)
+        y = build_cross_attention(graph, y, layer.memory_attention, memory)
         x = after_sublayer(graph, x, y, layer.memory_attention_residual)
     y = build_norm(graph, x, layer.feed_forward_residual.norm_before)
     y = build_feed_forward(graph, y, layer.feed_forward, config)

@@ -158,7 +158,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     graph, config = Graph("decoder"), model.config
     width = config.d_model
     ids = graph.add_input("target_ids", np.int64, ("batch", 1))
-    attention = _MemoryAttention(graph, model) if model.memory_attention is not None else None
+    attention = _CrossAttention(graph, model) if model.memory_attention is not None else None
     context = graph.add_input("context", np.float32, ("batch", width)) if model.gives_context else None
     states = [_add_state(graph, layer, number, width) for number, layer in enumerate(_decoder_layers(model))]
     x = build_embedding(graph, ids, graph.integers(0), model.target_embedding, model.target_weight, config)
@@ -190,7 +190,7 @@ def build_recurrent_decoder(model: Recurrent) -> Graph:
     return graph
 
 
-class _MemoryAttention:
+class _CrossAttention:
     """A recurrent decoder's attention to the encoder output, as operators and inputs of an ONNX graph."""
 
     def __init__(self, graph: Graph, model: Recurrent) -> None:

@@ -201,7 +201,7 @@ class HeadShape(NamedTuple):
         return self.shared * self.width
 
 
-class _Row(NamedTuple):
+class _HeadPointers(NamedTuple):
     """Pointers (IR values) for attention of one head of one row (token): query, keys, values, output and scores."""
 
     query: Value
@@ -283,7 +283,11 @@ def _write_attention(
             first_key, first_value = (k.element_pointer(each, shared_column, element) for each in (keys, values))
             target = k.element_pointer(out, k.add(k.mul(row, heads.queries), column))
             k.call(
-                head, *_Row(query, first_key, first_value, stride, target, thread_scores, bias), start, count, listed
+                head,
+                *_HeadPointers(query, first_key, first_value, stride, target, thread_scores, bias),
+                start,
+                count,
+                listed,
             )
 
 
@@ -297,7 +301,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
     name = "head_" + _name(kind, is_biased=is_biased, element=element)
     types = (POINTER, POINTER, POINTER, I64, POINTER, POINTER, POINTER, I64, I64, POINTER)
     with k.function(name, *types) as arguments:
-        row_args, (start, count, listed) = _Row(*arguments[:7]), arguments[7:]
+        row_args, (start, count, listed) = _HeadPointers(*arguments[:7]), arguments[7:]
 
         def entry(number: Value) -> Value:
             """Return (an IR value) the index of the key/value cache entry for position `number` of a row's text."""
@@ -320,7 +324,7 @@ def _write_head(k: KernelBuilder, heads: HeadShape, kind: str, *, is_biased: boo
 
 
 def _write_scores(
-    k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, *, is_biased: bool
+    k: KernelBuilder, heads: HeadShape, row_args: _HeadPointers, count: Value, load: _Load, *, is_biased: bool
 ) -> Value:
     """Emit the scores of `count` keys (scaled dot products with the query, plus a bias if `is_biased`) to memory.
 
@@ -347,7 +351,7 @@ def _write_scores(
         if is_biased:
             score = k.build.fadd(score, k.load(k.element_pointer(row_args.relative_bias, number), score.type))
         k.store(score, k.element_pointer(row_args.scores, number))
-        k.store(k.maximum(score, k.load_variable(greatest, score)), greatest)
+        k.store(k.maximum(score, k.load_variable(greatest)), greatest)
 
     group_type = ir.VectorType(F32, group)
     scales, never = (ir.Constant(group_type, [ir.Constant(F32, value)] * group) for value in (heads.scale, _NEVER))
@@ -356,9 +360,9 @@ def _write_scores(
         finish(first, k.reduce_sums([products(k.add(first, n)) for n in range(group)]), scales, greatest_few)
     with k.loop(grouped_end, count) as number:
         finish(number, k.reduce_sum(products(number)), k.float32(heads.scale), greatest)
-    result = k.load_variable(greatest, k.float32(0.0))
+    result = k.load_variable(greatest)
     for n in range(group):
-        result = k.maximum(k.build.extract_element(k.load_variable(greatest_few, never), ir.Constant(I32, n)), result)
+        result = k.maximum(k.build.extract_element(k.load_variable(greatest_few), ir.Constant(I32, n)), result)
     return result
 
 
@@ -368,11 +372,13 @@ def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest:
     with k.loop(0, count, k.lanes) as number:
         weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
         k.store(weights, k.element_pointer(scores, number))
-        k.store(k.build.fadd(k.load_variable(total, weights), weights), total)
-    return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
+        k.store(k.build.fadd(k.load_variable(total), weights), total)
+    return k.reduce_sum(k.load_variable(total))
 
 
-def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value, load: _Load, total: Value) -> None:
+def _write_mean(
+    k: KernelBuilder, heads: HeadShape, row_args: _HeadPointers, count: Value, load: _Load, total: Value
+) -> None:
     """Emit the attention output of one head: the mean of the cached values, weighted by the exponentials.
 
     `total` is the sum of the exponentials.
@@ -382,10 +388,10 @@ def _write_mean(k: KernelBuilder, heads: HeadShape, row_args: _Row, count: Value
     with k.loop(0, count) as number:
         weight = k.splat(k.load(k.element_pointer(row_args.scores, number)))
         for accumulator, value in zip(sums, load(row_args.values, number), strict=True):
-            k.store(k.madd(weight, value, k.load_variable(accumulator, weight)), accumulator)
+            k.store(k.madd(weight, value, k.load_variable(accumulator)), accumulator)
     scale = k.splat(k.build.fdiv(k.float32(1.0), total))
     for column, accumulator in zip(columns, sums, strict=True):
-        k.store(k.build.fmul(k.load_variable(accumulator, scale), scale), k.element_pointer(row_args.out, column))
+        k.store(k.build.fmul(k.load_variable(accumulator), scale), k.element_pointer(row_args.out, column))
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:

@@ -316,10 +316,10 @@ def run_layer(
     if sublayers is None or any(sublayer.inner_drop_256ths for sublayer in sublayers):
         return None
     parameters = [each for sublayer in sublayers for each in sublayer.parameters() if each is not None]
-    return _Layer.apply(sublayers, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+    return _GpuLayer.apply(sublayers, x, memory, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Layer(torch.autograd.Function):
+class _GpuLayer(torch.autograd.Function):
     """A whole encoder or decoder layer as one autograd function, to save the CPU time of a node per operation.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.

@@ -107,7 +107,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
         return {"rows": batch.indices.tolist(), "source": list(map(vocabulary.tokens, rows)), "target": labels}
 
 
-class _StoredCard(msgspec.Struct, frozen=True):
+class _StoredTagging(msgspec.Struct, frozen=True):
     """A file that a run stores with its tagged sentences: digests of the sentence files, and the tokenizer's settings.
 
     A run that resumes checks the sentence files by their digests.
@@ -332,7 +332,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
             for line in vocabulary_notices(tokenizer, files, str(settings.init_from), both=False):
                 request.display.say(line)
         store_text_file_states(folder, settings.data, None)
-        card = _StoredCard(digests, tokenizer_settings)
+        card = _StoredTagging(digests, tokenizer_settings)
         write_json(folder / _FOLDER / _CARD, card)
         return self.reopen(settings, folder)
 
@@ -342,7 +342,7 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         Raises:
             TransduceError: a stored file is missing or damaged.
         """
-        card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
+        card = read_stored_card(folder / _FOLDER / _CARD, _StoredTagging)
         training, dev = (_stored(folder / _FOLDER / f"{name}.jsonl", card.sha256.get(name)) for name in _PARTS)
         return TaggedCorpus(
             tokenizer=load_tokenizer(folder),

@@ -67,7 +67,7 @@ _PARTS = {"training": "training.f64", "dev": "dev.f64"}
 _DEV_SHARE = 0.1
 
 
-class _StoredCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _StoredSeries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A file that a run stores with its time series, so that it can resume without the original files."""
 
     columns: tuple[str, ...]
@@ -168,7 +168,7 @@ def prepare_series(
         season = 1
     if season > past and not data.dev_source:  # a dev part also begins with the season that its first window repeats
         dev = [values[max(0, first - season) :] for values, first in zip(read, dev_starts, strict=True)]
-    card = _StoredCard(
+    card = _StoredSeries(
         columns=columns,
         lengths={"training": [len(values) for values in training], "dev": [len(values) for values in dev]},
         sha256=_store(folder / _FOLDER, {"training": points, "dev": np.concatenate(dev)}),
@@ -185,7 +185,7 @@ def reopen_series(settings: SeriesSettings, folder: Path) -> SeriesCorpus:
     Raises:
         TransduceError: the stored numbers are missing or damaged.
     """
-    card = read_stored_card(folder / _FOLDER / _CARD, _StoredCard)
+    card = read_stored_card(folder / _FOLDER / _CARD, _StoredSeries)
     parts = {name: _load(folder / _FOLDER / file, card, name) for name, file in _PARTS.items()}
     past, horizon = settings.past_points, settings.horizon
     return SeriesCorpus(
@@ -244,7 +244,7 @@ def _store(folder: Path, parts: dict[str, Numbers]) -> dict[str, str]:
     return {name: file_sha256(folder / _PARTS[name]) for name in parts}
 
 
-def _load(path: Path, card: _StoredCard, part: str) -> list[Numbers]:
+def _load(path: Path, card: _StoredSeries, part: str) -> list[Numbers]:
     check_stored_file(path, card.sha256[part])
     values = np.fromfile(path, np.dtype("<f8")).reshape(-1, len(card.columns)).astype(np.float64)
     return np.split(values, np.cumsum(card.lengths[part])[:-1])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import torch
 
-from transduce.acceleration import forecast_decoder, why_no_whole_layers
+from transduce.acceleration import expected_decoder, why_no_whole_layers
 from transduce.errors import TransduceError
 from transduce.inference.decoding import check_search
 from transduce.interop.word_vectors import vector_width
@@ -575,7 +575,7 @@ def explain_decoding(config: ModelConfig, device: str, choice_log: ChoiceLog) ->
     with torch.device("meta"):
         model = build_any_model(config)
     assert isinstance(model, Transformer | Decoder)
-    backend, refused = forecast_decoder(model.eval(), device)
+    backend, refused = expected_decoder(model.eval(), device)
     reasons = [f"not {name}, because {reason}" for name, reason in refused.items()]
     reason = reasons[0] if reasons else "the fastest backend on this machine"
     choice_log.record("decoding kernels", None, Choice(backend, reason))

@@ -93,7 +93,7 @@ def run_layer(
     if attention is None or not supports_positions(attention, x, rotation, bias, supports_rotary):
         return None
     parameters = [each for sublayer in sublayers for each in sublayer.parameters()]
-    return _Layer.apply(sublayers, rotation, x, memory, bias, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+    return _CompiledLayer.apply(sublayers, rotation, x, memory, bias, *parameters)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | None) -> bool:
@@ -115,7 +115,7 @@ def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | Non
     return x.is_contiguous() and all(supports_gemm_sizes(*sizes, x.dtype) for sizes in gemms)
 
 
-class _Layer(torch.autograd.Function):
+class _CompiledLayer(torch.autograd.Function):
     """A whole encoder or decoder layer as an autograd function; each pass runs one list of kernel calls.
 
     Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
