@@ -413,3 +413,12 @@ def test_every_known_model_setting_is_varied() -> None:
 def test_every_setting_listed_as_known_exists() -> None:
     """A setting that exists and is not known is unsupported by every backend, as it should be."""
     assert set(ModelConfig.__struct_fields__) >= layer_graph.SETTINGS
+
+
+def test_projected_embeddings_without_a_head_for_tokens_give_no_logits() -> None:
+    model = build_encoder({"embedding_size": 32, "masked_language_head": False})
+    with pytest.raises(TransduceError, match=r"needs a head for masked tokens to compute logits"):
+        model(texts([3]))
+    for changes in ({"kind": "decoder", "embedding_size": 32}, {"positions": "rotary", "relative_bias": True}):
+        with pytest.raises(TransduceError, match="means nothing where"):
+            ModelConfig(**(SIZES | changes))
