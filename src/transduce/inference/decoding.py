@@ -359,7 +359,7 @@ def _max_length(
 
     Raises:
         TransduceError: the prefix, the phrases or the minimum length do not fit into `max_positions` tokens, or into
-            `search.max_length`. Or that is None, and the phrases do not fit into the default maximum length.
+            `search.max_length`. Or `search.max_length` is None, and the phrases do not fit into the default length.
     """
     max_length = min(search.max_length_for(source_tokens), max_positions)
     matcher = PhraseMatcher(phrases, continuations if phrases else None)
