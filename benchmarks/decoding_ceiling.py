@@ -120,15 +120,14 @@ def instruction_kernel(tile: Tile) -> CompiledKernel:
     def emit(k: KernelBuilder) -> None:
         with kernel(k, "instruction", 2) as ((turns, out), _thread, _threads):
             sums = [k.variable(k.splat_int(number)) for number in range(_ACCUMULATORS)]
-            like = ir.Constant(k.ints, ir.Undefined)
             weights = ir.VectorType(I16 if tile.format == "words" else I8, tile.group * k.lanes)
             with k.loop(0, turns):
                 for number, each in enumerate(sums):
-                    values = [k.load_variable(sums[(number + g) % _ACCUMULATORS], like) for g in range(tile.groups)]
+                    values = [k.load_variable(sums[(number + g) % _ACCUMULATORS]) for g in range(tile.groups)]
                     factors = [k.build.bitcast(value, weights) for value in values]
                     k.store(decode._multiply(k, tile, values[0], factors, factors[:1] * tile.groups), each)
             for number, each in enumerate(sums):
-                k.store(k.load_variable(each, like), k.element_pointer(k.pointer(out), number * k.lanes))
+                k.store(k.load_variable(each), k.element_pointer(k.pointer(out), number * k.lanes))
 
     return compile_kernels("instruction", tile, ("instruction",), emit)["instruction"]
 

@@ -310,6 +310,8 @@ def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
         heads = {
             "RobertaForSequenceClassification": "classifier.dense.weight",
             "RobertaForTokenClassification": "classifier.weight",
+            "MPNetForSequenceClassification": "classifier.dense.weight",
+            "MPNetForTokenClassification": "classifier.weight",
         }
         distinctive = [heads[family.architecture]] if family.architecture in heads else []
     return names_of(family.model_type, distinctive)

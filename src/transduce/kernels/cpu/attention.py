@@ -212,7 +212,7 @@ class HeadAddresses:
         length = k.variable(args.num_keys)
         with k.when(k.build.not_(self.is_causal)):
             k.store(k.load(k.element_pointer(k.pointer(args.lengths), self.sentence, I64), I64), length)
-        self.length = k.load_variable(length, args.num_keys)
+        self.length = k.load_variable(length)
 
     def round_up_to_lanes(self, count: Value, lanes: int) -> Value:
         """Emit the rounding of `count` up to a multiple of `lanes`; return the result (an IR value)."""
@@ -409,9 +409,8 @@ class HeadEmitter(HeadAddresses):
                 keys = k.load_floats(block, k.mul(column, k.lanes))
                 for n, total in enumerate(totals[step % 2]):
                     factor = k.splat(k.load(k.element_pointer(vectors, k.add(column, n * width))))
-                    k.store(k.madd(factor, keys, k.load_variable(total, keys)), total)
-        zero = k.splat(0.0)
-        return [k.build.fadd(*(k.load_variable(total, zero) for total in each)) for each in zip(*totals, strict=True)]
+                    k.store(k.madd(factor, keys, k.load_variable(total)), total)
+        return [k.build.fadd(*(k.load_variable(total) for total in each)) for each in zip(*totals, strict=True)]
 
     def row(self, array: Value, number: Value | int, start: Value | int = 0) -> Value:
         """Return a pointer into a scratch array with L elements per query: to element `start` of query `number`."""
@@ -492,7 +491,7 @@ class HeadEmitter(HeadAddresses):
         """Emit total += factor × vector for each accumulator in `totals` and the vector of the same index."""
         factor = self.k.splat(factor)
         for total, vector in zip(totals, vectors, strict=True):
-            self.k.store(self.k.madd(factor, vector, self.k.load_variable(total, vector)), total)
+            self.k.store(self.k.madd(factor, vector, self.k.load_variable(total)), total)
 
     def store_scaled(self, out: Value, row: Value, columns: list[int], totals: list[Value], factor: Value) -> None:
         """Emit the store of accumulated vectors, times a factor, to the columns `columns` of a row of an output array.
@@ -501,7 +500,7 @@ class HeadEmitter(HeadAddresses):
         """
         k = self.k
         for column, total in zip(columns, totals, strict=True):
-            value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(factor))
+            value = k.build.fmul(k.load_variable(total), k.splat(factor))
             k.store_float32_as(value, out, k.add(row, column), self.shape.kind)
 
 
@@ -582,10 +581,10 @@ class _ForwardPass(HeadEmitter):
             products = self.products(self.scratch.transposed_keys, start, self.scratch.queries, len(limits))
             for n, product in enumerate(self.add_bias(products, group, start)):
                 seen = k.build.select(self.inside(start, limits[n]), product, k.splat(_NEVER))
-                greatest_so_far = k.load_variable(greatest[n], seen)
+                greatest_so_far = k.load_variable(greatest[n])
                 k.store(k.maximum(seen, greatest_so_far), greatest[n])
                 k.store(seen, self.row(self.scratch.weights, n, start))
-        return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
+        return [k.reduce_max(k.load_variable(each)) for each in greatest]
 
     def _exponentials(self, group: QueryGroup, limits: list[Value], greatest: list[Value]) -> list[Value]:
         """Emit the replacement of scores by their exponentials; return a list of each query's inverse sum.
@@ -602,10 +601,10 @@ class _ForwardPass(HeadEmitter):
                 value = k.build.fsub(k.load(pointer, k.floats), k.splat(greatest[n]))
                 value = exponential(k, value, keeps_nan=True)
                 value = k.build.select(self.inside(start, limits[n]), value, k.splat(0.0))
-                k.store(k.build.fadd(k.load_variable(total, value), value), total)
+                k.store(k.build.fadd(k.load_variable(total), value), total)
                 k.store(k.build.fmul(value, kept[n]) if kept else value, pointer)
         for n, total in enumerate(totals):
-            inverses.append(k.build.fdiv(k.float32(1.0), k.reduce_sum(k.load_variable(total, k.splat(0.0)))))
+            inverses.append(k.build.fdiv(k.float32(1.0), k.reduce_sum(k.load_variable(total))))
             k.store(greatest[n], k.element_pointer(sums[n], 0))
             k.store(inverses[n], k.element_pointer(sums[n], 1))
         return inverses
@@ -705,8 +704,8 @@ class _BackwardPass(HeadEmitter):
                 weight = k.build.select(inside, weight, k.splat(0.0))
                 k.store(weight, self.row(weight_row, n, start))
                 k.store(score_gradients[n], self.row(slope_row, n, start))
-                k.store(k.madd(weight, score_gradients[n], k.load_variable(mean, weight)), mean)
-        totals = [k.splat(k.reduce_sum(k.load_variable(mean, k.splat(0.0)))) for mean in means]
+                k.store(k.madd(weight, score_gradients[n], k.load_variable(mean)), mean)
+        totals = [k.splat(k.reduce_sum(k.load_variable(mean))) for mean in means]
         with k.loop(0, limits[-1], k.lanes) as start:
             kept = self.dropout_factors(group, start) if self.shape.drops else []
             for n, total in enumerate(totals):
@@ -763,4 +762,4 @@ class _BackwardPass(HeadEmitter):
                     self.add(total, k.load(self.row(factors, query, k.add(first, n))), row_columns)
             for row, total in zip(pointers, totals, strict=True):
                 for at, each in zip(row, total, strict=True):
-                    k.store(k.load_variable(each, k.splat(0.0)), at)
+                    k.store(k.load_variable(each), at)

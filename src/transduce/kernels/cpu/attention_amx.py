@@ -116,7 +116,7 @@ class AmxHead(HeadAddresses):
                     k.store(value, k.element_pointer(scratch, k.add(k.mul(row, self.width), column), I16))
             k.store(scratch, pointer)
             k.store(k.int64(self.width), stride)
-        return k.load_variable(pointer, rows), k.load_variable(stride, args.key_stride)
+        return k.load_variable(pointer), k.load_variable(stride)
 
     def _clear(self, pointer: Value, words: int) -> None:
         """Emit code that zeros `words` 32-bit elements from `pointer` on; `words` is a multiple of the vector size."""
@@ -396,7 +396,7 @@ class _AmxForwardPass(AmxHead):
             score = k.load_floats(self.scratch.scores, k.mul(key, k.lanes))
             score_or_never = k.build.select(self.visible_to(key, first, limit), score, k.splat(_NEVER))
             k.accumulate(greatest, score_or_never, k.maximum)
-        return k.load_variable(greatest, k.splat(0.0))
+        return k.load_variable(greatest)
 
     def _exponentials(self, first: Value, limit: Value, greatest: Value) -> Value:
         """Emit the scores' exponentials, stored as bfloat16 pairs of two keys; return a vector of each query's sum.
@@ -415,7 +415,7 @@ class _AmxForwardPass(AmxHead):
                 k.accumulate(total, weight, k.build.fadd)
                 pair.append(k.to_bfloat16(weight))
             k.store(self.join(*pair), k.element_pointer(self.scratch.weight_pairs, k.mul(even, k.lanes // 2), I32))
-        return k.load_variable(total, k.splat(0.0))
+        return k.load_variable(total)
 
     def _store_sums(self, first: Value, count: Value, greatest: Value, inverse: Value) -> None:
         """Emit the store of each query's greatest score and inverse sum of exponentials, for the backward pass.
@@ -497,8 +497,8 @@ class _AmxBackwardPass(AmxHead):
             weight = k.build.select(seen, weight, k.splat(0.0))
             k.store(weight, at)
             grad_weight = k.load_floats(scratch.weight_gradients, k.mul(key, k.lanes))
-            k.store(k.madd(weight, grad_weight, k.load_variable(mean, weight)), mean)
-        self._store_score_gradients(limit, column, k.load_variable(mean, factor))
+            k.store(k.madd(weight, grad_weight, k.load_variable(mean)), mean)
+        self._store_score_gradients(limit, column, k.load_variable(mean))
 
     def _load_sums(self, first: Value) -> tuple[Value, Value]:
         """Return two vectors that the forward pass stored: greatest scores, and inverse sums of exponentials.

@@ -351,7 +351,7 @@ def _write_scores(
         if is_biased:
             score = k.build.fadd(score, k.load(k.element_pointer(row_args.relative_bias, number), score.type))
         k.store(score, k.element_pointer(row_args.scores, number))
-        k.store(k.maximum(score, k.load_variable(greatest, score)), greatest)
+        k.store(k.maximum(score, k.load_variable(greatest)), greatest)
 
     group_type = ir.VectorType(F32, group)
     scales, never = (ir.Constant(group_type, [ir.Constant(F32, value)] * group) for value in (heads.scale, _NEVER))
@@ -360,9 +360,9 @@ def _write_scores(
         finish(first, k.reduce_sums([products(k.add(first, n)) for n in range(group)]), scales, greatest_few)
     with k.loop(grouped_end, count) as number:
         finish(number, k.reduce_sum(products(number)), k.float32(heads.scale), greatest)
-    result = k.load_variable(greatest, k.float32(0.0))
+    result = k.load_variable(greatest)
     for n in range(group):
-        result = k.maximum(k.build.extract_element(k.load_variable(greatest_few, never), ir.Constant(I32, n)), result)
+        result = k.maximum(k.build.extract_element(k.load_variable(greatest_few), ir.Constant(I32, n)), result)
     return result
 
 
@@ -372,8 +372,8 @@ def _write_exponentials(k: KernelBuilder, scores: Value, count: Value, greatest:
     with k.loop(0, count, k.lanes) as number:
         weights = exponential(k, k.build.fsub(k.load_floats(scores, number), greatest_vector))
         k.store(weights, k.element_pointer(scores, number))
-        k.store(k.build.fadd(k.load_variable(total, weights), weights), total)
-    return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
+        k.store(k.build.fadd(k.load_variable(total), weights), total)
+    return k.reduce_sum(k.load_variable(total))
 
 
 def _write_mean(
@@ -388,10 +388,10 @@ def _write_mean(
     with k.loop(0, count) as number:
         weight = k.splat(k.load(k.element_pointer(row_args.scores, number)))
         for accumulator, value in zip(sums, load(row_args.values, number), strict=True):
-            k.store(k.madd(weight, value, k.load_variable(accumulator, weight)), accumulator)
+            k.store(k.madd(weight, value, k.load_variable(accumulator)), accumulator)
     scale = k.splat(k.build.fdiv(k.float32(1.0), total))
     for column, accumulator in zip(columns, sums, strict=True):
-        k.store(k.build.fmul(k.load_variable(accumulator, scale), scale), k.element_pointer(row_args.out, column))
+        k.store(k.build.fmul(k.load_variable(accumulator), scale), k.element_pointer(row_args.out, column))
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
@@ -590,7 +590,7 @@ class GrowingTables:
             positions: the position encodings of the encoder's or decoder's layers.
             config: the model's configuration.
         """
-        self._embedding, self._positions, self._d_model = embedding, positions, config.d_model
+        self._embedding, self._positions, self._width = embedding, positions, config.embedding_width
         self._most = config.max_positions if config.positions == "learned" else 2**31  # that the model supports
         nothing = torch.empty(0, 0)
         self._tables = PositionTables(nothing, nothing, nothing, 0)
@@ -611,7 +611,7 @@ class GrowingTables:
         A table that the model does not use is empty.
         """
         rotary, bias = self._positions.rotary, self._positions.bias
-        added_encodings: Tensor = self._embedding.positions(torch.zeros(1, count, self._d_model))[0]
+        added_encodings: Tensor = self._embedding.positions(torch.zeros(1, count, self._width))[0]
         angles = relative_bias = torch.empty(0, 0)
         if rotary is not None:
             rotation = rotary(torch.arange(count), torch.float32, count)

@@ -56,7 +56,7 @@ class LogitsRow:
         k, greatest = self.k, self.k.variable(self.k.float32(_MINUS_INFINITY))
         with k.loop(k.mul(self.blocks, self.block), self.width) as index:
             k.accumulate(greatest, k.load(k.element_pointer(self.pointer, index)), k.maximum)
-        return k.load_variable(greatest, k.float32(0.0))
+        return k.load_variable(greatest)
 
     def greatest(self) -> tuple[Value, Value]:
         """Return (IR values) the greatest logit of the row, and the index of the first block that contains it."""
@@ -109,7 +109,7 @@ class LogitsRow:
                 k.store(self._block_maximum(number), new_maximum)
             with otherwise:
                 k.store(self._rest_maximum(), new_maximum)
-        k.store(k.load_variable(new_maximum, k.float32(0.0)), k.element_pointer(self.maxima, number))
+        k.store(k.load_variable(new_maximum), k.element_pointer(self.maxima, number))
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
         """Return (an IR value) the index of the first logit from `start` on that equals a value.
@@ -121,11 +121,11 @@ class LogitsRow:
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
         index = k.variable(start)
         with k.do_while() as done:
-            current = k.load_variable(index, start)
+            current = k.load_variable(index)
             k.store(k.add(current, 1), index)
             equal = k.build.fcmp_ordered("==", k.load(k.element_pointer(self.pointer, current)), value)
             done(k.build.or_(equal, k.build.icmp_signed(">=", k.add(current, 1), self.width)))
-        return k.add(k.load_variable(index, start), -1)
+        return k.add(k.load_variable(index), -1)
 
     def log_sum_exp(self) -> Value:
         """Return (an IR value) the log-sum-exp of the row of logits; `find_maxima` must have run."""
@@ -151,13 +151,13 @@ class LogitsRow:
             for vector in range(_VECTORS):
                 logits = k.load_floats(self.pointer, k.add(start, vector * k.lanes))
                 term = exponential(k, exponent(logits))
-                k.store(k.build.fadd(k.load_variable(total, term), term), total)
-        rest = k.variable(k.reduce_sum(k.load_variable(total, k.splat(0.0))))
+                k.store(k.build.fadd(k.load_variable(total), term), total)
+        rest = k.variable(k.reduce_sum(k.load_variable(total)))
         with k.loop(blocked_end, self.width) as index:
             logits = k.splat(k.load(k.element_pointer(self.pointer, index)))
             term = k.build.extract_element(exponential(k, exponent(logits)), ir.Constant(ir.IntType(32), 0))
-            k.store(k.build.fadd(k.load_variable(rest, term), term), rest)
-        return k.load_variable(rest, k.float32(0.0))
+            k.store(k.build.fadd(k.load_variable(rest), term), rest)
+        return k.load_variable(rest)
 
 
 def block_size(k: KernelBuilder) -> int:
@@ -173,7 +173,7 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, count, k.lanes) as number:
         k.accumulate(greatest, k.load_floats(array, number), k.maximum)
-    value = k.reduce_max(k.load_variable(greatest, k.splat(0.0)))
+    value = k.reduce_max(k.load_variable(greatest))
     return value, _find(k, array, value, count)
 
 
@@ -185,15 +185,15 @@ def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
     bits_kind = ir.IntType(k.lanes)
     bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.int64(0))
     with k.do_while() as done:
-        current = k.load_variable(index, end)
+        current = k.load_variable(index)
         equal = k.build.fcmp_ordered("==", k.load_floats(array, current), k.splat(value))
         bits = k.build.bitcast(equal, bits_kind)
         k.store(bits, bits_variable)
         k.store(k.add(current, k.lanes), index)
         at_end = k.build.icmp_signed(">=", k.add(current, k.lanes), end)
         done(k.build.or_(k.build.icmp_unsigned("!=", bits, ir.Constant(bits_kind, 0)), at_end))
-    offset = k.lowest_bit(k.load_variable(bits_variable, ir.Constant(bits_kind, 0)))
-    index_found = k.add(k.load_variable(index, end), -k.lanes, offset)
+    offset = k.lowest_bit(k.load_variable(bits_variable))
+    index_found = k.add(k.load_variable(index), -k.lanes, offset)
     last = k.add(end, -1)
     return k.build.select(k.build.icmp_signed("<", index_found, last), index_found, last)
 
@@ -278,7 +278,7 @@ def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> No
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, output.stride, block) as column:
         k.accumulate(greatest, _greatest_of_vectors(k, line, column, output.vectors), k.maximum)
-    bound = k.splat(k.build.fsub(k.reduce_max(k.load_variable(greatest, k.splat(0.0))), k.float32(_LIKELY)))
+    bound = k.splat(k.build.fsub(k.reduce_max(k.load_variable(greatest)), k.float32(_LIKELY)))
     with k.loop(0, output.stride, block) as column:
         is_likely_block = k.build.fcmp_ordered(">", _greatest_of_vectors(k, line, column, output.vectors), bound)
         with k.when_any(is_likely_block), k.loop(column, k.add(column, block), k.lanes) as start:
@@ -297,10 +297,10 @@ def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Valu
     """
     total = k.variable(k.splat(0.0))
     with k.loop(0, output.width, k.lanes) as column:
-        sum_so_far = k.load_variable(total, k.splat(0.0))
+        sum_so_far = k.load_variable(total)
         one, other = (k.load_as_float32(row, column, output.kind) for row in (first, second))
         k.store(k.madd(one, other, sum_so_far), total)
-    return k.reduce_sum(k.load_variable(total, k.splat(0.0)))
+    return k.reduce_sum(k.load_variable(total))
 
 
 def _greatest_of_vectors(k: KernelBuilder, array: Value, start: Value, count: int) -> Value:

@@ -323,7 +323,7 @@ def emit_select(k: KernelBuilder) -> None:
                                 k.store(line.log_sum_exp(), row_normalizer)
                         line.store_top_k(count, *best)
                 score = k.load(k.element_pointer(k.pointer(args.scores), row))
-                candidates.add_up(start, count, k.load_variable(row_normalizer, score), score)
+                candidates.add_up(start, count, k.load_variable(row_normalizer), score)
             candidates.close()
             live = _Selected(k, args.live, k.mul(sentence, beam_size))
             ended = _Selected(k, args.ended, k.mul(sentence, count))
@@ -376,15 +376,14 @@ class Rules:
         with k.build.if_else(is_forced) as (then, otherwise):
             with then, k.when(k.build.not_(k.build.or_(is_certain, renormalizes))):
                 logit = k.load(k.element_pointer(line.pointer, forced))
-                k.store(k.build.fsub(logit, k.load_variable(normalizer, logit)), forced_value)
+                k.store(k.build.fsub(logit, k.load_variable(normalizer)), forced_value)
             with otherwise:
                 with k.when(k.is_nonzero(fields.get("penalizes"))):
-                    self._penalize(line, k.load_variable(normalizer, k.float32(0.0)))
+                    self._penalize(line, k.load_variable(normalizer))
                 self._forbid(line)
                 with k.when(renormalizes):
                     k.store(line.log_sum_exp(), normalizer)
-        zero = k.float32(0.0)
-        return RuleResult(k.load_variable(normalizer, zero), forced, k.load_variable(forced_value, zero))
+        return RuleResult(k.load_variable(normalizer), forced, k.load_variable(forced_value))
 
     def store_top_k(self, line: LogitsRow, count: Value, values: Value, indices: Value) -> Value:
         """Emit the rules and the store of the `count` greatest permitted logits and their indices.
@@ -409,7 +408,7 @@ class Rules:
         token = k.variable(k.int64(-1))
         with k.when(k.build.icmp_signed("<", position, count)):
             k.store(fields.element("forced", k.add(k.mul(self.index, count), position), I64), token)
-        forced_last, first = fields.get("forced_last"), k.load_variable(token, position)
+        forced_last, first = fields.get("forced_last"), k.load_variable(token)
         is_last = k.build.and_(
             k.build.icmp_signed(">=", forced_last, k.int64(0)),
             k.build.icmp_signed("==", k.add(position, 1), fields.element("max_lengths", self.sentence, I64)),
@@ -481,13 +480,13 @@ class Rules:
     def _joined(self, one: Value, other: Value) -> Value:
         """Return the joint logit of two end tokens: the greater one or, in sampling, that of the probabilities' sum."""
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
-        greater = k.load_variable(joined, one)
+        greater = k.load_variable(joined)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
         with k.when(k.build.and_(k.is_nonzero(self.fields.get("sums_ends")), is_possible)):
             powers = (exponential(k, k.splat(k.build.fsub(each, greater))) for each in (one, other))
             parts = (k.build.extract_element(power, ir.Constant(I32, 0)) for power in powers)
             k.store(k.build.fadd(greater, k.intrinsic("llvm.log.f32", F32, k.build.fadd(*parts))), joined)
-        return k.load_variable(joined, one)
+        return k.load_variable(joined)
 
     def _forbid_repetitions(self, line: LogitsRow) -> None:
         """Emit the rule that forbids every token that would complete an n-gram of the hypothesis a second time."""
@@ -501,7 +500,7 @@ class Rules:
                 positions = (k.add(start, number) for start in (first, end))
                 one, other = (k.load(k.element_pointer(history, each, I32), I32) for each in positions)
                 k.accumulate(differences, k.build.zext(k.build.icmp_signed("!=", one, other), I64), k.add)
-            with k.when(k.build.icmp_signed("==", k.load_variable(differences, first), k.int64(0))):
+            with k.when(k.build.icmp_signed("==", k.load_variable(differences), k.int64(0))):
                 token = k.load(k.element_pointer(history, k.add(first, before), I32), I32)
                 line.replace(k.build.zext(token, I64), k.float32(_NEVER))
 
@@ -573,14 +572,14 @@ def _select_best(
         ends = k.build.icmp_signed("==", token, end)
         counts = k.build.and_(ends, k.build.icmp_signed("<", number, beam_size))
         ended.store(number, parent, token, score, k.build.select(counts, total, k.float32(_NEVER)))
-        live_count = k.load_variable(live_counter, number)
+        live_count = k.load_variable(live_counter)
         fits = k.build.icmp_signed("<", live_count, beam_size)
         with k.when(k.build.and_(k.build.not_(ends), fits)):
             live.store(live_count, parent, token, score, total)
             k.store(k.add(live_count, 1), live_counter)
     # If rules leave too few candidates, the others are hypotheses with a probability of zero.
     nobody, never = k.int64(0), k.float32(_NEVER)
-    with k.loop(k.load_variable(live_counter, nobody), beam_size) as number:
+    with k.loop(k.load_variable(live_counter), beam_size) as number:
         live.store(number, nobody, nobody, never, never)
 
 
@@ -692,7 +691,7 @@ class _Draw:
                 index = self._find(k.build.fmul(k.build.fpext(uniform, F64), k.build.load(total, typ=F64)))
                 k.store(k.load(k.element_pointer(self.tokens, index, I64), I64), token)
                 k.store(k.build.fsub(k.load(k.element_pointer(self.logits, index)), choice.normalizer), value)
-            drawn, log_probability = k.load_variable(token, sample), k.load_variable(value, score)
+            drawn, log_probability = k.load_variable(token), k.load_variable(value)
             ends = k.build.icmp_signed("==", drawn, args.eos_id)
             new_total = k.build.select(ends, k.float32(_NEVER), k.build.fadd(score, log_probability))
             parent = k.build.select(k.build.icmp_signed("<", args.beams, args.beam_size), k.int64(0), sample)
@@ -705,7 +704,7 @@ class _Draw:
         scaled = k.splat(k.build.fmul(k.build.fsub(value, self.greatest), self.factor))
         power = k.build.extract_element(exponential(k, scaled), ir.Constant(I32, 0))
         probability = k.build.fdiv(power, self.denominator)
-        taken = k.load_variable(self.taken, index)
+        taken = k.load_variable(self.taken)
         k.store(probability, k.element_pointer(self.probabilities, taken))
         k.store(value, k.element_pointer(self.logits, taken))
         k.store(index, k.element_pointer(self.tokens, taken, I64))
@@ -726,10 +725,10 @@ class _Draw:
         limit, least = k.build.fmul(top_p, whole), k.build.fmul(min_p, first)
         permitted = k.variable(k.int64(1))
         with k.do_while() as done:
-            sum_so_far, current = k.build.load(total, typ=F64), k.load_variable(permitted, top_k)
+            sum_so_far, current = k.build.load(total, typ=F64), k.load_variable(permitted)
             is_full = k.build.fcmp_ordered(">=", k.build.fptrunc(sum_so_far, F32), limit)
             stops = k.variable(k.build.or_(is_full, k.build.icmp_signed(">=", current, top_k)))
-            with k.when(k.build.not_(k.load_variable(stops, is_full))):
+            with k.when(k.build.not_(k.load_variable(stops))):
                 probability = self._probability(current)
                 is_possible = k.build.fcmp_ordered(">", probability, k.float32(0.0))
                 is_likely = k.build.and_(is_possible, k.build.fcmp_ordered(">=", probability, least))
@@ -737,14 +736,14 @@ class _Draw:
                 with k.when(is_likely):
                     k.store(k.build.fadd(sum_so_far, k.build.fpext(probability, F64)), total)
                     k.store(k.add(current, 1), permitted)
-            done(k.load_variable(stops, is_full))
-        k.store(k.load_variable(permitted, top_k), self.taken)
+            done(k.load_variable(stops))
+        k.store(k.load_variable(permitted), self.taken)
         return k.build.load(total, typ=F64)
 
     def _probability(self, index: Value) -> Value:
         """Return the probability, float32, of the token with rank `index`, moved to scratch space if needed."""
         k = self.k
-        with k.when(k.build.icmp_signed(">=", index, k.load_variable(self.taken, index))):
+        with k.when(k.build.icmp_signed(">=", index, k.load_variable(self.taken))):
             self._take()
         return k.load(k.element_pointer(self.probabilities, index))
 
@@ -755,19 +754,19 @@ class _Draw:
         the result is the rank of the last token with a probability above 0.
         """
         k, draw = self.k, self.draw
-        taken, is_truncated = k.load_variable(self.taken, k.int64(0)), k.is_nonzero(draw.get("is_truncated"))
+        taken, is_truncated = k.load_variable(self.taken), k.is_nonzero(draw.get("is_truncated"))
         limit = k.build.select(is_truncated, taken, self.args.vocabulary_size)
         total, index = k.variable(ir.Constant(F64, 0.0)), k.variable(k.int64(0))
         found = k.variable(k.int64(0))
         with k.do_while() as done:
-            current = k.load_variable(index, limit)
+            current = k.load_variable(index)
             probability = self._probability(current)
             new_total = k.build.fadd(k.build.load(total, typ=F64), k.build.fpext(probability, F64))
             k.store(new_total, total)
             k.store(k.add(current, 1), index)
             # Rounding may keep the sum of all probabilities below the bound: the last possible token is drawn then.
             is_possible = k.build.fcmp_ordered(">", probability, k.float32(0.0))
-            k.store(k.build.select(is_possible, current, k.load_variable(found, current)), found)
+            k.store(k.build.select(is_possible, current, k.load_variable(found)), found)
             stops = k.build.or_(k.build.fcmp_ordered(">", new_total, bound), k.build.not_(is_possible))
             done(k.build.or_(stops, k.build.icmp_signed(">=", k.add(current, 1), limit)))
-        return k.load_variable(found, limit)
+        return k.load_variable(found)

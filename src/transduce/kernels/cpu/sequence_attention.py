@@ -228,19 +228,19 @@ class _SequenceAttention:
                 for row, sums in enumerate(totals):
                     factor = k.splat(k.load(k.element_pointer(head.scaled, k.add(column, row * width))))
                     for total, vector in zip(sums, vectors, strict=True):
-                        k.store(k.madd(factor, vector, k.load_variable(total, vector)), total)
+                        k.store(k.madd(factor, vector, k.load_variable(total)), total)
             for side in range(2):
                 start = k.add(first, side * k.lanes)
                 inside = self._inside(start, head.count)
                 for row, sums in enumerate(totals):
-                    score = k.load_variable(sums[side], k.splat(0.0))
+                    score = k.load_variable(sums[side])
                     if self.is_biased:
                         distance = k.build.sub(start, k.add(query, row))
                         score = k.build.fadd(score, k.load_as_float32(head.bias, distance, F32, mask=inside))
                     score = k.build.select(inside, score, k.splat(_NEVER))
                     k.accumulate(greatest[row], score, k.maximum)
                     k.store(score, self._weight(head, row, start))
-        return [k.reduce_max(k.load_variable(each, k.splat(0.0))) for each in greatest]
+        return [k.reduce_max(k.load_variable(each)) for each in greatest]
 
     def _inside(self, start: Value, count: Value) -> Value:
         """Return a vector mask, one key per lane from `start` on: true for keys that exist (are below `count`)."""
@@ -267,7 +267,7 @@ class _SequenceAttention:
                 value = k.build.select(self._inside(start, head.count), value, k.splat(0.0))
                 k.accumulate(total, value, k.build.fadd)
                 k.store(value, pointer)
-        sums = [k.reduce_sum(k.load_variable(total, k.splat(0.0))) for total in totals]
+        sums = [k.reduce_sum(k.load_variable(total)) for total in totals]
         return [k.build.fdiv(k.float32(1.0), each) for each in sums]
 
     def _outputs(self, head: _Head, query: Value, rows: int, inverses: list[Value]) -> None:
@@ -281,9 +281,9 @@ class _SequenceAttention:
                 for row, sums in enumerate(totals):
                     factor = k.splat(k.load(self._weight(head, row, key)))
                     for total, vector in zip(sums, vectors, strict=True):
-                        k.store(k.madd(factor, vector, k.load_variable(total, vector)), total)
+                        k.store(k.madd(factor, vector, k.load_variable(total)), total)
             for row, sums in enumerate(totals):
                 target = k.element_pointer(head.out, k.mul(k.add(query, row), self.heads.queries))
                 for column, total in zip(columns, sums, strict=True):
-                    value = k.build.fmul(k.load_variable(total, k.splat(0.0)), k.splat(inverses[row]))
+                    value = k.build.fmul(k.load_variable(total), k.splat(inverses[row]))
                     k.store(value, k.element_pointer(target, column))

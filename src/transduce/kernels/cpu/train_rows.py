@@ -231,7 +231,7 @@ class RowKernelEmitter:
         result = k.variable(value)
         with k.when(k.is_nonzero(args.residual)):
             k.store(k.build.fadd(value, k.load_as_float32(k.pointer(args.residual), number, self.kind)), result)
-        k.store_float32_as(k.load_variable(result, value), k.pointer(args.out), number, self.kind)
+        k.store_float32_as(k.load_variable(result), k.pointer(args.out), number, self.kind)
 
     def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
         """Emit random bytes for a block of 64 elements; yield each vector's first index in the block, and its bytes.
@@ -277,7 +277,7 @@ class RowKernelEmitter:
             gated = k.build.select(is_closed, k.splat(0.0), value)
             self._store(gated, args.gated, row, args.width, column)
             k.store(gated, passed)
-        return k.load_variable(passed, value)
+        return k.load_variable(passed)
 
     # --- LayerNorm ---------------------------------------------------------------------------------------------------
 
@@ -359,7 +359,7 @@ class RowKernelEmitter:
             with_kept = k.variable(result)
             with k.when(k.is_nonzero(args.kept)):
                 k.store(k.build.fadd(self._load(args.kept, row, width, column), result), with_kept)
-            self._store(k.load_variable(with_kept, result), args.out, row, width, column)
+            self._store(k.load_variable(with_kept), args.out, row, width, column)
 
     def _clear_share(self, args: NormArguments, thread: Value) -> None:
         """Emit code that zeros the scratch arrays in which a thread sums a norm's weight and bias gradients."""
@@ -383,11 +383,11 @@ class RowKernelEmitter:
                 total_sum = k.variable(k.load_floats(target))
                 with k.loop(0, threads) as thread_index:
                     offset = k.add(k.mul(k.add(k.mul(thread_index, 2), number), width), column)
-                    sum_so_far = k.load_variable(total_sum, k.splat(0.0))
+                    sum_so_far = k.load_variable(total_sum)
                     k.store(
                         k.build.fadd(sum_so_far, k.load_floats(k.pointer(args.thread_gradients), offset)), total_sum
                     )
-                k.store(k.load_variable(total_sum, k.splat(0.0)), target)
+                k.store(k.load_variable(total_sum), target)
 
     def _square(self, value: Value) -> Value:
         """Return the elementwise square of a vector."""

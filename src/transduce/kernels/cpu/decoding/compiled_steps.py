@@ -333,6 +333,7 @@ def _cache_entry(w: ModelEmitter, cache: Value, layer: int, entries: Value, numb
 _TYPES = {torch.float16: F16, torch.float32: F32}
 _COMPONENTS = {
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
+    "position_bias": "relative",
     "attention_window": "none past",
     "token_types": "none",
     "norm": "layer rms",
@@ -362,9 +363,10 @@ COMPILABLE = _table("the compiled decoder", "Transformer Decoder", "Linear", "Li
 
 An inference copy has prepacked weights, and a `CompiledModel` computes it.
 """
-ENCODED = _table("the compiled encoder", "PrepackedEncoder", "CompiledLinear", "Linear", token_types="none some")
+_ENCODER = {"token_types": "none some", "embedding_projection": "some"}
+ENCODED = _table("the compiled encoder", "PrepackedEncoder", "CompiledLinear", "Linear", **_ENCODER)
 """The `SupportTable` of what an encoder with prepacked weights may have for a `CompiledModel`."""
-ENCODABLE = _table("the compiled encoder", "Encoder", "Linear", "Linear", token_types="none some")
+ENCODABLE = _table("the compiled encoder", "Encoder", "Linear", "Linear", **_ENCODER)
 """The `SupportTable` of components and options that an encoder may have so that its inference copy can be compiled."""
 
 
@@ -387,6 +389,7 @@ def _why_not_sizes(config: ModelConfig) -> str | None:
     lanes = tile.lanes * (2 if config.positions.startswith("rotary") else 1)
     sizes = {
         "`model.d_model`": (config.d_model, tile.columns),
+        "`model.embedding_size`": (config.embedding_width, tile.columns),
         "`model.d_ff`": (config.d_ff, tile.columns),
         "the width of all query heads": (heads.queries, tile.columns),
         "the width of all key and value heads": (2 * heads.keys, tile.columns),
@@ -422,16 +425,18 @@ class CompiledModel:
         tile = require_integer_tile() if isinstance(model, PrepackedEncoder) else output_projection_of(model).tile
         self.heads = HeadShape.of(config)
         self.d_model, self.d_ff, self.is_gated = config.d_model, config.d_ff, config.activation in GATES
+        self.widest = max(config.d_model, config.embedding_width)
+        """The greater of the widths of layers and embeddings."""
         cached = (part for part in model.modules() if isinstance(part, PrepackedSelfAttention))
         self.cache_dtype = next((attention.cache_dtype for attention in cached), torch.float32)
         """The dtype of the cached keys and values, float32 or float16; encoder-only models cache none."""
         self.read_positions, self.step_positions = _position_tables(model)
         emitters = _emitters(model)
-        weights, multiplications = Weights(config.d_model), dict[str, int]()
+        weights, multiplications = Weights(self.widest), dict[str, int]()
 
         def emit(k: KernelBuilder) -> None:
             nonlocal weights
-            weights = Weights(config.d_model)
+            weights = Weights(self.widest)
             emit_refinement(k, tile.vectors)
             emit_embedding(k, is_ragged=isinstance(model, PrepackedDecoder))
             emit_sequence_embedding(k)

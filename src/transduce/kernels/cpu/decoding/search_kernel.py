@@ -244,7 +244,7 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
         is_cut = k.build.and_(k.build.not_(by_score), k.build.icmp_signed(">", other_ended, ended))
         stays = k.build.or_(is_cut, k.build.and_(same_kind, k.build.not_(worse)))
         k.accumulate(rank, k.build.zext(stays, I64), k.add)
-    return k.load_variable(rank, count)
+    return k.load_variable(rank)
 
 
 def _has_generate_ranking(fields: Fields) -> Value:
@@ -282,12 +282,12 @@ def _write_update(k: KernelBuilder) -> None:
                 with k.build.if_else(k.build.or_(full, k.build.not_(may_improve))) as (then, otherwise):
                     with then:
                         # In `generate`, the hypotheses that end and those that are cut share W slots.
-                        number_ended = k.load_variable(ended_count, index)
+                        number_ended = k.load_variable(ended_count)
                         taken = k.build.select(_has_generate_ranking(fields), number_ended, k.int64(0))
                         with k.loop(first, k.build.sub(k.add(first, beam_size), taken)) as chosen:
                             _record(fields, select, "live", (sentence, index, chosen), ended=False)
                     with otherwise:
-                        to = k.load_variable(kept_count, sentence)
+                        to = k.load_variable(kept_count)
                         _keep_sentence(fields, sentence, to)
                         with k.loop(0, beam_size) as number:
                             new_row = k.add(k.mul(to, beam_size), number)
@@ -295,7 +295,7 @@ def _write_update(k: KernelBuilder) -> None:
                         k.store(k.add(to, 1), kept_count)
         for name in ("tokens", "values", "lists"):
             fields.swap(name, f"next_{name}")
-        _set_next(fields, select, k.load_variable(kept_count, rows), rows)
+        _set_next(fields, select, k.load_variable(kept_count), rows)
 
 
 def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
@@ -310,7 +310,7 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
         exists = k.build.fcmp_ordered(">", select.element("ended_totals", candidate), k.float32(_MINUS_INFINITY))
         k.accumulate(ended, k.build.zext(exists, I64), k.add)
         _record(fields, select, "ended", (sentence, index, candidate), ended=True)
-    return k.load_variable(ended, first)
+    return k.load_variable(ended)
 
 
 def _record(fields: Fields, select: Fields, prefix: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
@@ -349,11 +349,11 @@ def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) 
         slot = fields.element("order", k.add(base, certain_count, -1), I64)
         score = fields.element("finished_scores", k.add(base, slot), F64)
         k.store(k.build.fptrunc(score, F32), threshold)
-    live = k.load_variable(best, k.float32(0.0))
+    live = k.load_variable(best)
     bound = k.build.fdiv(live, fields.element("greatest_penalties", sentence))
     better = k.build.and_(
         k.build.fcmp_ordered(">", live, k.float32(_MINUS_INFINITY)),
-        k.build.fcmp_ordered(">", bound, k.load_variable(threshold, live)),
+        k.build.fcmp_ordered(">", bound, k.load_variable(threshold)),
     )
     better = k.build.select(
         _has_generate_ranking(fields), _may_improve_as_in_generate(fields, sentence, index, live), better

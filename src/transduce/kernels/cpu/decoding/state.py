@@ -269,12 +269,12 @@ class Scratch:
 
     def __init__(self, compiled: CompiledModel, rows: int, scores: int) -> None:
         """Allocate scratch memory for `rows` rows, and `scores` float32 numbers for attention scores of all threads."""
-        heads, d_ff, d_model = compiled.heads, compiled.d_ff, compiled.d_model
+        heads, d_ff, width = compiled.heads, compiled.d_ff, compiled.widest
         self.rows, self.scores = rows, scores
         chunk = min(rows, FEED_FORWARD_ROWS)
         sizes = {
-            "normed": rows * d_model,
-            "quantized": (rows + READABLE_EXTRA_ROWS) * max(d_model, heads.queries) // 2,
+            "normed": rows * width,
+            "quantized": (rows + READABLE_EXTRA_ROWS) * max(width, heads.queries) // 2,
             "scales": rows,
             "projected": rows * (heads.queries + 2 * heads.keys),
             "heads": rows * heads.queries,

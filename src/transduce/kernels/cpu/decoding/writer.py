@@ -6,7 +6,7 @@ network, S source tokens of all sentences, V vocabulary size.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -203,29 +203,36 @@ class ModelEmitter:
         table = *self.matrix(weight), k.float32(embedding.scale), added
         more = pointers.x, lists, arguments.list_stride, arguments.used, pointers.counts
         self._call("embed", pointers.ids, arguments.rows, k.int64(self.config.d_model), *table, *more)
-        self._norm_embedded(embedding)
+        self._norm_embedded(embedding, pointers.x)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
-        """Emit the embedding of every token of whole sequences, with position and token type, for the kernel `read`."""
-        k, pointers = self.k, self.pointers
-        sizes = self.arguments.rows, k.int64(self.config.d_model)
+        """Emit the embedding of every token of whole sequences, with position and token type, for the kernel `read`.
+
+        Embeddings with a width of their own are made in `StepArguments.normed`, and then projected.
+        """
+        k, pointers, projection = self.k, self.pointers, embedding.projection
+        x = pointers.x if projection is None else pointers.normed
+        sizes = self.arguments.rows, k.int64(self.config.embedding_width)
         table = *self.matrix(weight), k.float32(embedding.scale), pointers.position_encodings
-        k.call("embed_run", pointers.ids, *sizes, *table, pointers.x, pointers.firsts, *self.share)
+        k.call("embed_run", pointers.ids, *sizes, *table, x, pointers.firsts, *self.share)
         if embedding.token_types is not None:
             types = self.weight(embedding.token_types), pointers.token_types
-            k.call("add_rows", pointers.x, *sizes, *types, *self.share)
+            k.call("add_rows", x, *sizes, *types, *self.share)
         k.barrier(self.share[1])
-        self._norm_embedded(embedding)
+        self._norm_embedded(embedding, x)
+        if projection is not None:
+            linear = cast(CompiledLinear, projection)
+            self.gemm("store", linear, self.quantize(x, linear), pointers.x)
 
     def _call(self, name: str, *values: Value) -> None:
         """Emit a call of the function `name`, and a barrier; the thread's index and the number of threads come last."""
         self.k.call(name, *values, *self.share)
         self.k.barrier(self.share[1])
 
-    def _norm_embedded(self, embedding: Embedding) -> None:
-        """Emit the norm of the embeddings, if the model has one."""
+    def _norm_embedded(self, embedding: Embedding, x: Value) -> None:
+        """Emit the norm of the embeddings at the pointer x, in place, if the model has one."""
         if embedding.norm is not None:
-            self.norm(embedding.norm, self.pointers.x, self.pointers.x)
+            self.norm(embedding.norm, x, x)
 
     @property
     def position(self) -> Value:
@@ -366,7 +373,7 @@ class ModelEmitter:
         """
         k, pointers = self.k, self.pointers
         first_key, stride = keys
-        is_biased = self.config.positions == "relative" and not to_memory
+        is_biased = self.config.has_relative_bias and not to_memory
         window = None if to_memory else self.config.attention_window
         name = emit_attention(k, self.heads, kind, is_biased=is_biased, element=self.cache_type, window=window)
         queries = pointers.projected, k.int64(query_stride)
@@ -382,7 +389,7 @@ class ModelEmitter:
         `StepArguments.heads`.
         """
         k, pointers, arguments, heads = self.k, self.pointers, self.arguments, self.heads
-        name = emit_sequence_attention(k, heads, is_biased=self.config.positions == "relative")
+        name = emit_sequence_attention(k, heads, is_biased=self.config.has_relative_bias)
         of_texts = SequenceArguments(
             queries=pointers.projected,
             keys=k.element_pointer(pointers.projected, heads.queries),

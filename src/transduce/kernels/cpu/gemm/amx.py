@@ -148,7 +148,7 @@ def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value
 
     `fetched` is a stack variable with the number of bytes that are prefetched already; the code increases the number.
     """
-    start = k.load_variable(fetched, count)
+    start = k.load_variable(fetched)
     stop = k.add(start, count)
     with k.loop(start, stop, REGISTER_BYTES) as byte:
         k.prefetch(k.element_pointer(pointer, byte, I8), level=2)
@@ -187,9 +187,9 @@ class _Blocks:
             for vector in range(0, self.tile.vectors, 2):
                 self._multiply(row, vector, each_step)
                 for number in range(2 * self.parts):
-                    offset = k.add(k.load_variable(self.side, none), number * self.size)
+                    offset = k.add(k.load_variable(self.side), number * self.size)
                     store(k, number, k.element_pointer(self.sums, offset, I32))
-                k.store(k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)), self.side)
+                k.store(k.build.sub(k.int64(4 * self.size), k.load_variable(self.side)), self.side)
                 k.store(row, self.row_before)
                 k.store(k.int64(vector * self.tile.lanes), self.column_before)
                 k.store(k.minimum(k.build.sub(rows, row), k.int64(self.max_rows)), self.count_before)
@@ -228,8 +228,8 @@ class _Blocks:
 
     def _finish(self, first: Value, last: Value) -> None:
         """Emit the epilogue (bias, ReLU, store) of rows [first, last) of the previous sub-block of sums."""
-        k, tile, none = self.k, self.tile, self.k.int64(0)
-        row_before, column = k.load_variable(self.row_before, none), k.load_variable(self.column_before, none)
+        k, tile = self.k, self.tile
+        row_before, column = k.load_variable(self.row_before), k.load_variable(self.column_before)
         out = k.add(k.mul(row_before, self.arguments.stride), column)
         args = self.arguments._replace(
             scales=k.element_pointer(self.arguments.scales, row_before),
@@ -238,13 +238,13 @@ class _Blocks:
             bias=k.element_pointer(self.arguments.bias, column),
             out=k.element_pointer(self.arguments.out, out, output_type(self.epilogue)),
         )
-        sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side, none)))
+        sums = k.element_pointer(self.sums, k.build.sub(k.int64(4 * self.size), k.load_variable(self.side)))
         initial, kind = (args.bias, F32) if tile.is_float else (args.initial_sums, I32)
         starts = [
             k.load(k.element_pointer(initial, vector * tile.lanes, kind), ir.VectorType(kind, k.lanes))
             for vector in range(2)
         ]
-        with k.loop(first, k.minimum(last, k.load_variable(self.count_before, none))) as row:
+        with k.loop(first, k.minimum(last, k.load_variable(self.count_before))) as row:
             # Row 16 is the first of the second part, whose sums start two tile registers later.
             part = 0 if tile.elements_per_activation == 2 else k.build.sdiv(row, k.int64(REGISTER_ROWS))
             offset = k.add(k.mul(row, tile.lanes), k.mul(part, self.size))

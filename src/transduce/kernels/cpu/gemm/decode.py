@@ -68,10 +68,10 @@ def _emit_float_micro_kernel(
                 source = k.element_pointer(args.rounded, k.add(k.mul(args.width, row), position), tile.element)
                 factor = k.splat(k.load(source, I32))
                 for total, weight in zip(totals, weights, strict=True):
-                    k.store(_multiply_elements(k, tile, k.load_variable(total, starts[0]), factor, weight), total)
+                    k.store(_multiply_elements(k, tile, k.load_variable(total), factor, weight), total)
     for row, totals in enumerate(sums):
         for vector, total in enumerate(totals):
-            store_outputs(k, args, epilogue, row, vector, k.load_variable(total, starts[0]))
+            store_outputs(k, args, epilogue, row, vector, k.load_variable(total))
 
 
 def _multiply_elements(k: KernelBuilder, tile: Tile, total: Value, one: Value, other: Value) -> Value:
@@ -193,7 +193,6 @@ def _emit_integer_micro_kernel(
     starts = [k.load(k.element_pointer(args.initial_sums, v * tile.lanes, I32), k.ints) for v in range(tile.vectors)]
     begin = [k.splat_int(0)] * tile.vectors if tile.elements_per_activation == 2 else starts
     sums = [[k.variable(start) for start in begin] for _ in range(rows)]
-    like = ir.Constant(k.ints, ir.Undefined)
     row_width = k.mul(args.width, tile.elements_per_activation)
     for plane in range(tile.elements_per_activation):
         with k.loop(0, args.width, tile.group * tile.groups) as first:
@@ -207,15 +206,15 @@ def _emit_integer_micro_kernel(
                     for g in range(tile.groups)
                 ]
                 for vector in range(tile.vectors):
-                    total = k.load_variable(sums[row][vector], like)
+                    total = k.load_variable(sums[row][vector])
                     k.store(_multiply(k, tile, total, spread, weights[vector :: tile.vectors]), sums[row][vector])
         if tile.elements_per_activation == 2 and plane == 0:
             for row in range(rows):
                 for vector, start in enumerate(starts):
-                    high = shift_high_half(k, k.load_variable(sums[row][vector], like))
+                    high = shift_high_half(k, k.load_variable(sums[row][vector]))
                     k.store(k.build.add(high, start), sums[row][vector])
     for row in range(rows):
-        totals = {vector: k.load_variable(each, like) for vector, each in enumerate(sums[row])}
+        totals = {vector: k.load_variable(each) for vector, each in enumerate(sums[row])}
         dequantize_and_store(k, args, epilogue, row, totals)
 
 

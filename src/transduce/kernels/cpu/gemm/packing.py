@@ -188,7 +188,7 @@ class Packer:
         """
         k = self.k
         pointer = k.element_pointer(k.pointer(gradient.sums), column)
-        k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total, k.splat(0.0))), pointer)
+        k.store(k.build.fadd(k.load_floats(pointer), k.load_variable(total)), pointer)
 
     def _join_and_sum(self, values: list[Value], total: Value) -> Value:
         """Return a vector of 32-bit pairs, joined from a list of one float32 vector or two bfloat16 vectors.
@@ -199,7 +199,7 @@ class Packer:
         floats = values
         if self.layout.kind != F32:
             floats = [k.build.bitcast(self._widen(each), k.floats) for each in values]
-        k.store(k.build.fadd(k.load_variable(total, floats[0]), reduce(k.build.fadd, floats)), total)
+        k.store(k.build.fadd(k.load_variable(total), reduce(k.build.fadd, floats)), total)
         return self._join(values)
 
     def pairs_of(self, rows: Value) -> Value:
@@ -403,9 +403,9 @@ class _Panels:
             with is_finished:
                 for n, _ in registers:
                     offset = n // AMX_VECTORS * PART_ROWS * AMX.panel + n % AMX_VECTORS * k.lanes
-                    pointer = k.element_pointer(self.made, k.add(k.load_variable(self.side, count), offset))
+                    pointer = k.element_pointer(self.made, k.add(k.load_variable(self.side), offset))
                     amx.store(k, n, pointer, AMX.panel * 4)
-                k.store(k.build.sub(k.int64(TILE), k.load_variable(self.side, count)), self.side)
+                k.store(k.build.sub(k.int64(TILE), k.load_variable(self.side)), self.side)
                 k.store(k.int64(TILE_ROWS), self.rows_made)
                 for variable, part in zip(self.parts_made, parts, strict=True):
                     k.store(part, variable)
@@ -456,10 +456,10 @@ class _Panels:
 
     def finish_rows(self, first: Value, last: Value) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of rows [first, last) of the previous tile."""
-        k, none = self.k, self.k.int64(0)
-        sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side, none)))
-        parts = [k.load_variable(variable, none) for variable in self.parts_made]
-        with k.loop(first, k.minimum(last, k.load_variable(self.rows_made, none))) as row:
+        k = self.k
+        sums = k.element_pointer(self.made, k.build.sub(k.int64(TILE), k.load_variable(self.side)))
+        parts = [k.load_variable(variable) for variable in self.parts_made]
+        with k.loop(first, k.minimum(last, k.load_variable(self.rows_made))) as row:
             self.epilogue.row(k.element_pointer(sums, k.mul(row, AMX.panel)), self._offset_of(parts, row))
 
 

@@ -337,7 +337,7 @@ class GemmEmitter:
             for row, row_sums in enumerate(sums):
                 for vector, total in enumerate(row_sums):
                     offset = k.add(k.mul(stride, row), vector * k.lanes)
-                    self._finish(epilogue, k.load_variable(total, k.splat(0.0)), out, offset, values)
+                    self._finish(epilogue, k.load_variable(total), out, offset, values)
 
     def _finish(self, epilogue: Epilogue, value: Value, out: Value, offset: Value, values: list[Value]) -> None:
         """Emit the epilogue (such as bias, ReLU and the store) of one vector of sums, at an offset in the result.
@@ -357,8 +357,8 @@ class GemmEmitter:
             mixed = k.variable(k.build.fmul(value, k.splat(sum_factor)))
             with k.when(k.is_nonzero(addend_address)):
                 addend = k.load_as_float32(k.pointer(addend_address), offset, I16)
-                k.store(k.madd(addend, k.splat(addend_factor), k.load_variable(mixed, value)), mixed)
-            value = k.load_variable(mixed, value)
+                k.store(k.madd(addend, k.splat(addend_factor), k.load_variable(mixed)), mixed)
+            value = k.load_variable(mixed)
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
@@ -378,7 +378,7 @@ class GemmEmitter:
             mask = k.build.load(k.element_pointer(k.pointer(read_mask), byte, I8), typ=bits, align=1)
             flags = k.build.bitcast(mask, ir.VectorType(ir.IntType(1), value.type.count))
             k.store(k.build.select(flags, value, zeros), masked)
-        return k.load_variable(masked, value)
+        return k.load_variable(masked)
 
     def _bits_of(self, value: Value) -> Value:
         """Return the bits of a float32 vector converted to the result's element type, float32 or bfloat16."""
@@ -409,7 +409,7 @@ class GemmEmitter:
             offset = packed if stride is None else k.add(k.mul(stride, row), pair)
             factor = k.splat(k.load(k.element_pointer(left, offset, unit), unit))
             for total, column in zip(row_sums, columns, strict=True):
-                k.store(self._multiply_and_add(factor, column, k.load_variable(total, k.splat(0.0))), total)
+                k.store(self._multiply_and_add(factor, column, k.load_variable(total)), total)
 
     def _multiply_and_add(self, factor: Value, column: Value, total: Value) -> Value:
         """Return total + factor · column for vectors: float32 sums of products of bfloat16 pairs."""
@@ -425,7 +425,7 @@ class GemmEmitter:
         with k.when(k.is_nonzero(address)):
             for n, variable in enumerate(sums):
                 k.store(k.load_as_float32(k.pointer(address), n * k.lanes, self.layout.kind), variable)
-        return [k.load_variable(variable, k.splat(0.0)) for variable in sums]
+        return [k.load_variable(variable) for variable in sums]
 
     def _fetch(self, rows: int, vectors: int, out: Value, stride: Value) -> None:
         """Emit a prefetch of the elements, from `out` on, to which the sums of a tile will be added.

@@ -187,10 +187,10 @@ class KernelBuilder:
         remaining = self.variable(self._bits(conditions))
         none = ir.Constant(ir.IntType(self.lanes), 0)
         with self.when_any(conditions), self.do_while() as done:
-            bits = self.load_variable(remaining, none)
+            bits = self.load_variable(remaining)
             self.store(self.build.and_(bits, self.build.sub(bits, ir.Constant(none.type, 1))), remaining)
             yield self.lowest_bit(bits)
-            done(self.build.icmp_unsigned("==", self.load_variable(remaining, none), none))
+            done(self.build.icmp_unsigned("==", self.load_variable(remaining), none))
 
     def _bits(self, conditions: Value) -> Value:
         """Return an integer with one bit per lane, converted from a vector of conditions."""
@@ -471,9 +471,9 @@ class KernelBuilder:
         self.build.store(start, address)
         return address
 
-    def load_variable(self, pointer: Value, type_of: Value) -> Value:
-        """Return the value of a stack variable, from its address and any value `type_of` of the variable's type."""
-        return self.build.load(pointer, typ=type_of.type)
+    def load_variable(self, address: Value) -> Value:
+        """Return the value of a stack variable from its address, which `variable` returned."""
+        return self.build.load(address)
 
     def accumulators(self, start: float = 0.0) -> list[Value]:
         """Return a list of pointers to `UNROLLED_VECTORS` float32 vector variables filled with `start`.
@@ -484,7 +484,7 @@ class KernelBuilder:
 
     def accumulate(self, variable: Value, value: Value, join: Callable[[Value, Value], Value]) -> None:
         """Emit the update of the stack variable at the address `variable` to join(value, variable), such as a sum."""
-        self.store(join(value, self.load_variable(variable, value)), variable)
+        self.store(join(value, self.load_variable(variable)), variable)
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
         """Return one vector that combines all accumulators pairwise by the operation `join`, such as addition."""

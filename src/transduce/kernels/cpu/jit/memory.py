@@ -241,7 +241,7 @@ def row_pointer(k: KernelBuilder, matrix: Value, rows: Value, number: Value, wid
         values = (k.build.trunc(descriptor, I32), scratch, size, k.add(start, k.mul(number, size)))
         with k.when(k.build.icmp_signed("==", k.build.call(function, values), size)):
             k.store(scratch, found)
-    return k.load_variable(found, mapped)
+    return k.load_variable(found)
 
 
 # --- stack allocator ---

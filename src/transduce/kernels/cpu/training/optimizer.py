@@ -181,7 +181,7 @@ class UpdateEmitter:
                 with branch:
                     direction = k.load_as_float32(k.pointer(args.direction), number, kind, mask=inside)
                     k.store(k.madd(negative_rate, direction, shrunk), result)
-        master = k.load_variable(result, shrunk)
+        master = k.load_variable(result)
         self._store(master, args.master, number, inside)
         return master
 
@@ -481,8 +481,8 @@ class OrthogonalizeEmitter:
         with k.loop(0, elements, _SUMS * k.lanes) as start:
             for number, variable in enumerate(sums):
                 value = k.load_as_float32(k.pointer(square), k.add(start, number * k.lanes), I16)
-                k.store(k.madd(value, value, k.load_variable(variable, value)), variable)
-        total = [k.load_variable(variable, k.splat(0.0)) for variable in sums]
+                k.store(k.madd(value, value, k.load_variable(variable)), variable)
+        total = [k.load_variable(variable) for variable in sums]
         return k.intrinsic(
             "llvm.sqrt.f32", F32, k.reduce_sum(k.build.fadd(k.build.fadd(*total[:2]), k.build.fadd(*total[2:])))
         )
