@@ -631,7 +631,8 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
         return [[special_tokens.cls, *encode_masked(vocabulary, text), special_tokens.sep] for text in texts]
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":  # a prompt is continued, so no end symbol follows it
-        start = vocabulary.before if is_imported else (config.start_id,)
+        end = () if vocabulary.keeps_line_feeds else (vocabulary.eos_id,)
+        start = vocabulary.before or end if is_imported else (config.start_id,)
         return [[*start, *ids] for ids in encoded]
     directed = cycle([vocabulary] if is_imported else original.source_vocabularies)
     return [each.with_special_tokens(ids) for each, ids in zip(directed, encoded, strict=False)]

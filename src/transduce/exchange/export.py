@@ -9,7 +9,7 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import lock_output, name_path_in_errors, sync_file, sync_folder
-from transduce.errors import TransduceError, explain_wrong_types
+from transduce.errors import TransduceError, explain_wrong_types, warn
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
     Agreement,
@@ -25,8 +25,9 @@ from transduce.exchange.comparison import (
     compare_models,
     translate_greedily,
 )
-from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
+from transduce.exchange.exporters import FORMATS, Exporter, HuggingFaceExporter, exporter_for
 from transduce.interop.components import ExportedEncoder, ExportedModel
+from transduce.interop.hugging_face.export import class_for, count_rounded
 from transduce.machine import detect_machine
 from transduce.model.build import Model
 from transduce.model_folder.load import load_model_at, with_languages
@@ -136,6 +137,11 @@ def export(
         report = msgspec.structs.replace(report, out=str(out))
         exporter.describe(temporary, report.measured())
         _rename_complete(temporary, out)
+    if to == HuggingFaceExporter.name and (rounded := count_rounded(original.model.state_dict(), original.config)):
+        warn(
+            f"{class_for(original.config)} stores the weights of norms less 1, which rounds {rounded:,} of them below "
+            f"0.5 to 24 binary places: keep {folder} to have them exactly."
+        )
     return report
 
 

@@ -59,6 +59,7 @@ from transduce.model_folder.read import (
 )
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
+    TransformersContent,
     has_original_tokenizer,
     read_original_tokenizer,
     with_added_tokens,
@@ -126,8 +127,9 @@ def _readme(exporter: "Exporter", measured: str) -> str:
 
 NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
 """The beginnings of paragraphs in model cards that say why Hugging Face's transformers does not open the folder."""
-AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
-NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
+AFTER_EXPORT = "Hugging Face's transformers opens this folder only after an export"
+# The last one is in the cards of older folders.
+NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT, "Hugging Face's tokenizers read this folder only after an export")
 
 
 def opening_sentence(config: ModelConfig) -> str:
@@ -308,7 +310,8 @@ class HuggingFaceExporter(Exporter):
         if isinstance(tokenizer, ImportedTokenizer):
             files = with_added_tokens(read_original_tokenizer(original.folder, original.languages), tokenizer)
             if not has_original_tokenizer(original.folder):
-                files |= {name: json_bytes(content) for name, content in pipeline_files(tokenizer).items()}
+                made = pipeline_files(tokenizer, original.config)
+                files |= {name: json_bytes(content) for name, content in made.items()}
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
@@ -316,15 +319,20 @@ class HuggingFaceExporter(Exporter):
             tokenizer=tokenizer,
             languages=original.languages,
             documents=documents | kept_documents(original.folder),
-            files=files,
-            max_positions=hugging_face_context(original.folder),
+            for_transformers=TransformersContent(
+                files=files, max_positions=hugging_face_context(original.folder), is_export=True
+            ),
         )
 
     def _check_tokenizer(self) -> None:
         original = self.original
         is_imported = isinstance(original.tokenizer, ImportedTokenizer)
         has_files = is_imported and has_original_tokenizer(original.folder)
-        if has_files or has_tokenizer(original.tokenizer, original.config) or pipeline_files(original.tokenizer):
+        if (
+            has_files
+            or has_tokenizer(original.tokenizer, original.config)
+            or pipeline_files(original.tokenizer, original.config)
+        ):
             return
         alternatives = _other_formats(self.name, original.config)
         if isinstance(original.tokenizer, ImportedTokenizer) and isinstance(

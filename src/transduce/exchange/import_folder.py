@@ -27,7 +27,13 @@ from transduce.model_folder.read import (
     was_saved_by_transformers,
 )
 from transduce.model_folder.safety import file_inside
-from transduce.model_folder.write import read_original_tokenizer, to_toml, was_interrupted, write_model_folder
+from transduce.model_folder.write import (
+    TransformersContent,
+    read_original_tokenizer,
+    to_toml,
+    was_interrupted,
+    write_model_folder,
+)
 from transduce.search.settings import SearchSettings
 
 
@@ -123,8 +129,7 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
-        files=tokenizer_files,
-        max_positions=max_positions,
+        for_transformers=TransformersContent(files=tokenizer_files, max_positions=max_positions),
     )
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None
     return ImportReport(
