@@ -37,6 +37,8 @@ _BERT = {
     "scale_embeddings": False,
 }
 _DECODER = {"kind": "decoder", "scale_embeddings": False, "start_id": 1}
+_NUMBERED = {"position_offset": 2, "pad_id": 1, "eos_id": 2, "start_id": 0}
+_MPNET = {"output_bias": True, "relative_bias": True, "token_types": 0}
 _LLAMA: dict[str, Any] = _DECODER | {
     "positions": "rotary",
     "norm": "rms",
@@ -100,6 +102,11 @@ OUT = (
     Family("encoder, masked words", _BERT | {"output_bias": True}),
     Family("encoder, masked words and next sentence", _BERT | {"output_bias": True, "num_labels": 2, "pooler": True}),
     Family("encoder, classes", _BERT | {"masked_language_head": False, "num_labels": 5}),
+    Family(
+        "encoder, masked words, embeddings of 32, shared layers",
+        _BERT | {"output_bias": True, "embedding_size": 32, "share_layers": True},
+    ),
+    Family("encoder, masked words, bias by distance besides learned positions", _BERT | _NUMBERED | _MPNET),
     Family(
         "decoder, learned positions, GELU (the default)",
         _DECODER | {"positions": "learned", "max_positions": 512, "activation": "gelu-tanh"},
@@ -201,7 +208,12 @@ IN: tuple[tuple[str, dict[str, Any]], ...] = (
     ("DistilBertForSequenceClassification", _DISTILBERT | {"num_labels": 5}),
     ("ElectraForMaskedLM", _BERT_LIKE | {"embedding_size": 64}),
     ("ElectraForSequenceClassification", _BERT_LIKE | {"embedding_size": 64, "num_labels": 5}),
+    ("ElectraForMaskedLM", _BERT_LIKE | {"embedding_size": 32}),
+    ("AlbertForMaskedLM", _BERT_LIKE | {"embedding_size": 32}),
+    ("AlbertForSequenceClassification", _BERT_LIKE | {"embedding_size": 32, "num_labels": 5}),
     ("RobertaForMaskedLM", _BERT_LIKE | _ENDS | {"pad_token_id": 1, "bos_token_id": 0, "type_vocab_size": 1}),
+    ("MPNetForMaskedLM", _BERT_LIKE | _ENDS | {"pad_token_id": 1, "bos_token_id": 0}),
+    ("MPNetForSequenceClassification", _BERT_LIKE | _ENDS | {"pad_token_id": 1, "bos_token_id": 0, "num_labels": 5}),
     ("GPT2LMHeadModel", _GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
     ("LlamaForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2}),
     ("MistralForCausalLM", _BERT_LIKE | _ENDS | {"num_key_value_heads": 2, "sliding_window": None}),

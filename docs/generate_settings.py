@@ -64,6 +64,7 @@ IF_NOT_SET = {
     "task.noise.share": "`0.3`; `0.15` for `spans`",
     "tokenizer.byte_fallback": "true unless `kind` is `character` or `word`",
     "model.kind": "by the task",
+    "model.embedding_size": "`d_model`",
     "model.num_key_value_heads": "`num_heads`",
     "model.final_norm": "true unless `norm_order` is `post`",
     "model.projection_bias": "`bias`",

@@ -525,6 +525,10 @@ def test_attributes_are_translated_on_request() -> None:
             '<optgroup label="ONE"><option label="TWO" value="x">3</option></optgroup><track label="FOUR">',
         ),
         ('<textarea class="notranslate" title="one">two</textarea>', None),
+        (
+            '<p><img title="one">two.<b><img title="three"></b></p>',
+            '<p><img title="ONE">TWO.<b><img title="THREE"></b></p>',
+        ),
         ('one <code title="two">x</code> <b translate="no"><input title="x"></b>', None),
         ('<input type="submit" value="two">', '<input type="submit" value="TWO">'),
         ("one <input value=two TYPE=Button title=three />", 'ONE <input value="TWO" TYPE=Button title="THREE" />'),

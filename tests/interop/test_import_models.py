@@ -43,6 +43,8 @@ T5: dict[str, Any] = {"vocab_size": V, "d_model": 16, "d_kv": 4, "d_ff": 24, "nu
 T5 |= {"num_decoder_layers": 1, "decoder_start_token_id": 0}
 DISTILBERT = {"vocab_size": V, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
 BERT = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+ALBERT = BERT | {"embedding_size": 8}
+MPNET = BERT | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 GPT2 = {
     "vocab_size": V,
     "n_embd": 16,
@@ -80,6 +82,11 @@ ENCODERS: list[tuple[str, dict[str, Any]]] = [
     ("DistilBertForMaskedLM", DISTILBERT),
     ("DistilBertForMaskedLM", DISTILBERT | {"activation": "relu", "sinusoidal_pos_embds": True, "n_layers": 1}),
     ("ElectraForMaskedLM", BERT | {"embedding_size": 16}),
+    ("ElectraForMaskedLM", ALBERT),
+    ("AlbertForMaskedLM", ALBERT),
+    ("AlbertForMaskedLM", ALBERT | {"embedding_size": 16, "hidden_act": "relu", "num_hidden_layers": 3}),
+    ("MPNetForMaskedLM", MPNET),
+    ("MPNetForMaskedLM", MPNET | {"hidden_size": 24, "num_hidden_layers": 3}),
 ]
 CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("BertForSequenceClassification", BERT | {"num_labels": 3}),
@@ -87,6 +94,11 @@ CLASSIFIERS: list[tuple[str, dict[str, Any]]] = [
     ("DistilBertForSequenceClassification", DISTILBERT | {"num_labels": 3}),
     ("ElectraForSequenceClassification", BERT | {"num_labels": 3, "embedding_size": 16}),
     ("ElectraForTokenClassification", BERT | {"num_labels": 3, "embedding_size": 16}),
+    ("ElectraForSequenceClassification", ALBERT | {"num_labels": 3}),
+    ("AlbertForSequenceClassification", ALBERT | {"num_labels": 3}),
+    ("AlbertForTokenClassification", ALBERT | {"num_labels": 3, "hidden_act": "gelu"}),
+    ("MPNetForSequenceClassification", MPNET | {"num_labels": 3}),
+    ("MPNetForTokenClassification", MPNET | {"num_labels": 4}),
     ("DistilBertForTokenClassification", DISTILBERT | {"num_labels": 3}),
     ("BertForTokenClassification", BERT | {"num_labels": 3}),
     ("RobertaForTokenClassification", BERT | {"num_labels": 4, "pad_token_id": 1}),
@@ -475,7 +487,12 @@ def bart_content(**changes: Any) -> dict[str, Any]:
         (bart_content(vocab_size=None), "must set `vocab_size`"),
         (LLAMA | {"model_type": "llama", "rope_scaling": {"type": "yarn"}}, "`rope_scaling` must be of the type"),
         (BERT | {"model_type": "bert", "position_embedding_type": "relative_key"}, "must be 'absolute'"),
-        (BERT | {"model_type": "electra"}, "`embedding_size` must equal `hidden_size`, 16 .* but is 128"),
+        (ALBERT | {"model_type": "albert", "num_hidden_groups": 2}, "`num_hidden_groups` must be 1 .* but is 2"),
+        (
+            MPNET | {"model_type": "mpnet", "relative_attention_num_buckets": 16},
+            "`relative_attention_num_buckets` must be 32 .* but is 16",
+        ),
+        (MPNET | {"model_type": "mpnet", "pad_token_id": 0}, "`pad_token_id` must be 1 .* but is 0"),
         (
             LLAMA | {"model_type": "qwen2"} | MIXED_WINDOW,
             "`sliding_window` must apply to all layers or to none .* is 4",
@@ -630,8 +647,7 @@ def test_a_key_that_config_json_lacks_has_the_default_of_transformers(model_type
         except TransduceError as error:
             return str(error)
 
-    supported = {"electra": {"hidden_size": 128}}
-    content = kind().to_dict() | supported.get(model_type, {})
+    content = kind().to_dict()
     assert isinstance(settings(content), dict)
     # A language model's special ids may come from its tokenizer.
     ids = ("pad_token_id", "bos_token_id", "eos_token_id") if IMPORT_FAMILIES[model_type].kind == "decoder" else ()

@@ -120,7 +120,7 @@ def test_rescaled_vectors_have_the_mean_norm_of_the_replaced_rows(small_tokenize
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a 1 2\n", r"as wide as the model, 3 .* but have 2 numbers"),
+        (b"a 1 2\n", r"as wide as the embeddings, 3 .* but have 2 numbers"),
         (b"a 1 2 3\nb 1 x 3\n", r"line 2: a line must hold a word and 3 numbers, but begins 'b 1 x 3"),
         (b"5 3\na \x00\x00\x80\x3f", r"must hold 5 vectors of 3 numbers by its first line, but breaks off after 0"),
         (b"3 3\na 1 2 3\nb 1 2 3\n", r"must hold 3 vectors of 3 numbers by its first line, but breaks off after 2"),

@@ -61,6 +61,7 @@ LISTED: dict[tuple[str, str], dict[str, Any]] = {
     **{("positions", name): {"positions": name} for name in ("sinusoidal", "rotary", "rotary-interleaved", "none")},
     ("positions", "learned"): {"positions": "learned", "max_positions": 32, "position_offset": 2},
     ("positions", "relative"): {"positions": "relative", "relative_buckets": 8, "relative_max_distance": 12},
+    ("position bias", "relative"): {"relative_bias": True, "relative_buckets": 8, "relative_max_distance": 12},
     **{("attention score", name): {"attention_score": name} for name in ("scaled", "dot", "general", "additive")},
     **{("attention kind", name): {"attention_kind": name} for name in ("soft", "hard")},
     ("attention", "query-key-norm"): {"attention": "query-key-norm"},
@@ -74,7 +75,10 @@ LISTED: dict[tuple[str, str], dict[str, Any]] = {
     ("value width", "other"): {"d_v": 48},
     ("token types", "none"): {},
 }
-ONLY_ENCODERS: dict[tuple[str, str], dict[str, Any]] = {("token types", "some"): {"token_types": 2}}
+ONLY_ENCODERS: dict[tuple[str, str], dict[str, Any]] = {
+    ("token types", "some"): {"token_types": 2},
+    ("embedding projection", "some"): {"embedding_size": 64},
+}
 # Settings that change the function of components which every backend takes.
 MORE: list[dict[str, Any]] = [
     {"bias": False},
@@ -103,6 +107,7 @@ MORE: list[dict[str, Any]] = [
 NOT_VARIED = {
     *("kind", "pad_id", "eos_id", "dropout", "attention_dropout", "activation_dropout", "token_types"),
     *(
+        "embedding_size",
         "masked_language_head",
         "pooler",
         "pooler_activation",
@@ -152,6 +157,9 @@ ENCODERS: list[dict[str, Any]] = [
     },
     {"positions": "rotary", "activation": "swiglu", "num_key_value_heads": 1, "share_layers": True},
     {"attention": "query-key-norm", "positions": "rotary", "norm": "rms", "num_key_value_heads": 1},
+    BERT | {"relative_bias": True, "token_types": 0, "position_offset": 2},  # MPNet
+    BERT | {"d_model": 128, "embedding_size": 64, "share_layers": True},  # ALBERT
+    {"embedding_size": 128, "norm": "rms", "bias": False, "scale_embeddings": True},
     {"positions": "none", "attention_score": "dot", "d_k": 48, "d_v": 48, "num_heads": 4, "final_norm": False},
 ]
 NOT_COMPILED: list[dict[str, Any]] = [
@@ -325,7 +333,7 @@ def texts(lengths: list[int]) -> Tensor:
 def test_each_backend_equals_encoder_only_models(changes: dict[str, Any]) -> None:
     """Texts of several chunks, alone and together; many have no whole blocks of keys."""
     model, ids = build_encoder(changes), texts([130, 1, 2, 7, 16, 33, 64, 65, 140, 5])
-    present, bits = ids != PAD, changes in (BERT, ENCODERS[2])
+    present, bits = ids != PAD, changes in (BERT, ENCODERS[2]) or "embedding_size" in changes
     expected = model.encode(ids)[0][present]
     for name, dtype in (("fp32", torch.float32), *([("bf16", torch.bfloat16)] if bits else [])):
         copied = copy.deepcopy(model)
@@ -393,7 +401,9 @@ def test_every_row_of_the_backends_tables_is_tested() -> None:
     for table in (TRITON, PREPACKABLE, *tables):
         rows = {(aspect, value) for aspect, values in table.values.items() for value in values}
         assert not {row for row in rows if row[0] not in layout} - LISTED.keys() - ONLY_ENCODERS.keys(), table.title
-    assert {aspect for aspect, _ in LISTED} | layout == {key.rstrip("_").replace("_", " ") for key in EXPORTABLE}
+    assert {aspect for aspect, _ in (*LISTED, *ONLY_ENCODERS)} | layout == {
+        key.rstrip("_").replace("_", " ") for key in EXPORTABLE
+    }
 
 
 def test_every_known_model_setting_is_varied() -> None:
@@ -403,3 +413,12 @@ def test_every_known_model_setting_is_varied() -> None:
 def test_every_setting_listed_as_known_exists() -> None:
     """A setting that exists and is not known is unsupported by every backend, as it should be."""
     assert set(ModelConfig.__struct_fields__) >= layer_graph.SETTINGS
+
+
+def test_projected_embeddings_without_a_head_for_tokens_give_no_logits() -> None:
+    model = build_encoder({"embedding_size": 32, "masked_language_head": False})
+    with pytest.raises(TransduceError, match=r"needs a head for masked tokens to compute logits"):
+        model(texts([3]))
+    for changes in ({"kind": "decoder", "embedding_size": 32}, {"positions": "rotary", "relative_bias": True}):
+        with pytest.raises(TransduceError, match="means nothing where"):
+            ModelConfig(**(SIZES | changes))

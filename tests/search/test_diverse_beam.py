@@ -74,6 +74,17 @@ def test_the_n_best_alternate_between_groups() -> None:
     assert [h.ids for h in search(4, 4, 2, 10.0)][:3] == [(A,), (B,), (C,)]
 
 
+def test_rounding_of_equal_hypotheses_does_not_reorder_groups() -> None:
+    limits, beam = SequenceLimits(START, END, torch.tensor([5])), BeamOptions(beam_size=4, n_best=2, groups=2)
+    unfinished, taken = BeamSearch(TwoStepScorer(), limits, beam), []
+    for rounding in (-1e-6, 1e-6):
+        shared = [Hypothesis((A,), (), score, ended=True) for score in (-1.0, -1.0 + rounding)]
+        others = [Hypothesis((token,), (), -2.0, ended=True) for token in (B, C)]
+        unfinished.finished = [[list(group) for group in zip(shared, others, strict=True)]]
+        taken.append([hypothesis.ids for hypothesis in unfinished._best(0, 2)])
+    assert taken[0] == taken[1]
+
+
 def test_diverse_selection_with_one_group_equals_beam_selection() -> None:
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(3, 4, 9, generator=generator)

@@ -330,7 +330,7 @@ def test_each_side_has_its_own_vectors(
             "`word_vectors` needs a file of vectors: name one",
         ),
         ({"word_vectors.source": "nowhere.txt"}, r"nowhere.txt cannot be read"),
-        ({"model.d_model": 64}, r"must be as wide as the model, 64 \(`model.d_model`\), but have 32 numbers"),
+        ({"model.d_model": 64}, r"must be as wide as the embeddings, 64 \(`model.d_model`, .*, but have 32 numbers"),
         ({"init_from": "somewhere"}, "`word_vectors` fill random embeddings, but those of the model in some"),
         ({"word_vectors.frozen": True, "training.weight_decay": 0.1}, "which `training.weight_decay` would not: leave"),
         ({"word_vectors.frozen": True, "training.sharded": True}, "which `training.sharded` would not: leave one"),

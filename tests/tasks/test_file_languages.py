@@ -65,3 +65,13 @@ def test_a_few_lines_in_another_language_are_not_reported(tmp_path: Path) -> Non
     (tmp_path / "b").write_text(f"{CHINESE}\n" * 100)
     files = CorpusFiles(source=(str(tmp_path / "a"),), target=(str(tmp_path / "b"),))
     assert language_notice(files, ("de", "zh")) is None
+
+
+@pytest.mark.parametrize("wrong_lines", [49, 50])
+def test_half_of_the_lines_decide_wherever_they_are(wrong_lines: int, tmp_path: Path) -> None:
+    right, wrong = f"{GERMAN}\n" * (100 - wrong_lines), f"{ENGLISH}\n" * wrong_lines
+    for number, text in enumerate((right + wrong, wrong + right)):
+        for name, content in (("a", text), ("b", f"{CHINESE}\n" * 100)):
+            (tmp_path / f"{name}{number}").write_text(content)
+        files = CorpusFiles(source=(str(tmp_path / f"a{number}"),), target=(str(tmp_path / f"b{number}"),))
+        assert (language_notice(files, ("de", "zh")) is not None) == (wrong_lines == 50)

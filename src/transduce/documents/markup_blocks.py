@@ -95,14 +95,16 @@ class Block(NamedTuple):
     """A text with inline tags, as plain text for the model and as a tree of the tags with their spans in it."""
 
     tokens: Sequence[Token]
+    content: tuple[int, int]
+    """The start and end index of the tokens between those that stay at the ends: white space, tags without words."""
     before: str
-    """The source of white space and tags before the first word, which is copied."""
+    """The white space before the first word in the content, which is copied."""
     text: str
     """The plain text, in which one character (`STAND_IN`) stands for each protected element."""
     root: InlineNode
     """The root of the tree of inline elements, which spans the whole text and has no tags itself."""
     after: str
-    """The source of white space and tags after the last word, which is copied."""
+    """The white space after the last word in the content, which is copied."""
 
     @property
     def protected(self) -> list[InlineNode]:
@@ -141,8 +143,6 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     if has_too_many_tags(tokens):
         return None
     first, last = _content(tokens)
-    head = "".join(token.source for token in tokens[:first])
-    tail = "".join(token.source for token in tokens[last:])
     inner = with_paired_codes(tokens[first:last])
     builder = _BlockTreeBuilder(settings, inner)
     for token in inner:
@@ -150,11 +150,10 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
     root, text = builder.root, builder.text
     if not has_words(text) or (is_sign(text) and STAND_IN not in text):
         return None
-    before, after = _outer_space(inner), _outer_space(inner, from_end=True)
     root.end = len(text)
     _trim(root, text, Span(0, len(text)))
     _find_neighbors(root, text)
-    return Block(tokens, head + before, text, root, after + tail)
+    return Block(tokens, (first, last), _outer_space(inner), text, root, _outer_space(inner, from_end=True))
 
 
 def _content(tokens: Sequence[Token]) -> tuple[int, int]:
@@ -454,10 +453,12 @@ def render(
         protected: spans of the protected elements in the translation, by their offset in the source's plain text.
         rendering: how tags and texts are written.
     """
-    if text == block.text:
-        return "".join(token.source if token.kind == "text" else rendering.tag(token) for token in block.tokens)
-    renderer = _Renderer(block, text, spans, protected, rendering)
-    return block.before + renderer.inside(block.root, Span(0, len(text))) + block.after
+    sources = [token.source if token.kind == "text" else rendering.tag(token) for token in block.tokens]
+    first, last = block.content
+    if text != block.text:
+        renderer = _Renderer(block, text, spans, protected, rendering)
+        sources[first:last] = [block.before, renderer.inside(block.root, Span(0, len(text))), block.after]
+    return "".join(sources)
 
 
 class _Insertion(NamedTuple):

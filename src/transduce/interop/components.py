@@ -146,6 +146,8 @@ EXPORTABLE = {
     "norm_order": "pre post sandwich",
     "activation": "relu gelu gelu-tanh silu swiglu geglu geglu-tanh reglu",
     "positions": "sinusoidal learned rotary rotary-interleaved relative none",
+    "position_bias": "relative",
+    "embedding_projection": "some",
     "attention_window": "none past some",
     "attention": "query-key-norm",
     "attention_score": "scaled dot general additive",
@@ -281,7 +283,7 @@ def position_encoding_table(embedding: Embedding, config: ModelConfig) -> Tensor
     if not isinstance(embedding.positions, SinusoidalPositions):
         return None
     rows = config.position_offset + MAXIMUM_POSITIONS
-    return sinusoids(rows, config.d_model, to_end=config.sinusoids_to_end)[config.position_offset :]
+    return sinusoids(rows, config.embedding_width, to_end=config.sinusoids_to_end)[config.position_offset :]
 
 
 def relative_bias_table(relative: RelativePositions) -> Tensor:
@@ -295,5 +297,5 @@ def relative_bias_table(relative: RelativePositions) -> Tensor:
 
 
 def embedding_scale(config: ModelConfig) -> float:
-    """Return the factor by which embeddings are multiplied: √d_model, or 1 if the model does not scale them."""
-    return math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+    """Return the factor by which embeddings are multiplied: √ of their width, or 1 if the model does not scale them."""
+    return math.sqrt(config.embedding_width) if config.scale_embeddings else 1.0

@@ -71,6 +71,7 @@ CTRANSLATE2 = table(
         "attention_kind": "soft",
         "value_width": "equal",
         "token_types": "none",
+        "position_bias": "",
     },
 )
 """A table of the model components that CTranslate2 can compute; models with others cannot be exported."""

@@ -165,7 +165,8 @@ def vector_width(path: str | Path, width: int | None = None) -> int:
 
 def _wrong_width(path: Path, found: int, width: int) -> TransduceError:
     return TransduceError(
-        f"{path}: the vectors must be as wide as the model, {width} (`model.d_model`), but have {found} numbers."
+        f"{path}: the vectors must be as wide as the embeddings, {width} (`model.d_model`, or `model.embedding_size` "
+        f"if that is set), but have {found} numbers."
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transduce.errors import TransduceError
 from transduce.model.attention import MultiHeadAttention, QueryKeyNormAttention
-from transduce.model.embedding import VocabularyModel
+from transduce.model.embedding import Embedding, VocabularyModel
 from transduce.model.feed_forward import FeedForward, GatedFeedForward
 from transduce.model.known_classes import (
     DECODER_PARTS,
@@ -183,6 +183,8 @@ PREPACKABLE = table(
     linear_layers="Linear",
     output_projection="Linear",
     positions="sinusoidal learned rotary rotary-interleaved relative none",
+    position_bias="relative",
+    embedding_projection="some",
     attention_window="none past some",
     token_types="none some",
     norm="layer rms batch",
@@ -237,6 +239,8 @@ def prepack(model: PrepackableModel, make: MakeLinear) -> AnyPrepacked:
             if isinstance(module, MultiHeadAttention) and not isinstance(module, CachedAttention):
                 module.projection = _prepack_linear(module.projection, make)
                 module.output = _prepack_linear(module.output, make)
+            elif isinstance(module, Embedding) and module.projection is not None:
+                module.projection = _prepack_linear(module.projection, make)
             elif isinstance(module, FeedForward | GatedFeedForward):
                 module.inner = _prepack_linear(module.inner, make)
                 module.outer = _prepack_linear(module.outer, make)

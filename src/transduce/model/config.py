@@ -14,7 +14,7 @@ from transduce.errors import TransduceError, explain_wrong_types
 
 _SIZES = ("d_model", "d_ff", "num_heads")
 _VOCABULARY_SIZES = ("source_vocabulary_size", "target_vocabulary_size")
-_OPTIONAL_SIZES = ("d_k", "d_v", "num_key_value_heads", "attention_window")
+_OPTIONAL_SIZES = ("embedding_size", "d_k", "d_v", "num_key_value_heads", "attention_window")
 _POSITION_SIZES = ("max_positions", "relative_buckets", "relative_max_distance")
 _PROBABILITIES = ("dropout", "attention_dropout", "activation_dropout")
 _POSITIVE = ("norm_epsilon", "rotary_base", "attention_scale", "output_scale")
@@ -33,7 +33,10 @@ _NOT_SERIES = (
     "source_vocabulary_size",
     "target_vocabulary_size",
 )
-_ENCODER_ONLY = ("masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels", "token_types")
+_ENCODER_ONLY = (
+    *("masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels", "token_types"),
+    "embedding_size",
+)
 _RECURRENT_ONLY = (
     "recurrent_cell",
     "bidirectional",
@@ -46,7 +49,7 @@ _RECURRENT_ONLY = (
 _NOT_RECURRENT = (
     *("d_k", "d_v", "num_key_value_heads", "activation", "activation_dropout", "bias", "projection_bias"),
     *("attention_output_bias", "feed_forward_bias", "share_layers", "norm", "final_norm", "max_positions"),
-    *("position_offset", "sinusoids_to_end", "attention_window", "attention"),
+    *("position_offset", "sinusoids_to_end", "relative_bias", "attention_window", "attention"),
 )
 UNUSED_BY_RECURRENT = ("d_ff", "num_heads", "norm_order")
 """Settings that a recurrent model ignores; they are not refused in its configuration, because every preset sets them.
@@ -58,6 +61,7 @@ ONLY_WITH = {
     "sinusoids_to_end": ("sinusoidal",),
     "rotary_base": ("rotary", "rotary-interleaved"),
     "rotary_scaling": ("rotary", "rotary-interleaved"),
+    "relative_bias": ("sinusoidal", "learned"),
     "relative_buckets": ("relative",),
     "relative_max_distance": ("relative",),
 }
@@ -143,9 +147,10 @@ def _check_sizes(config: "ModelConfig") -> None:
     for name in _COUNTS:
         if (count := getattr(config, name)) < 0:
             raise TransduceError(f"`model.{name}` must be at least 0, but is {count!r}.")
-    if config.d_model % 2 and (config.positions == "sinusoidal" or config.kind == "recurrent"):
+    if config.embedding_width % 2 and (config.positions == "sinusoidal" or config.kind == "recurrent"):
         reason = "half for each direction" if config.kind == "recurrent" else "a sine and a cosine a pair"
-        raise TransduceError(f"`model.d_model` must be even ({reason}), but is {config.d_model}.")
+        name = "d_model" if config.embedding_size is None else "embedding_size"
+        raise TransduceError(f"`model.{name}` must be even ({reason}), but is {config.embedding_width}.")
     if config.kind != "recurrent" and None in (config.d_k, config.d_v) and config.d_model % config.num_heads:
         raise TransduceError(
             f"`model.d_model` must be a multiple of `model.num_heads`, but {config.d_model} is not one of "
@@ -234,13 +239,14 @@ def _check_attention(config: "ModelConfig") -> None:
 
 def _check_positions(config: "ModelConfig") -> None:
     changed = config.changed()
+    present = {config.positions, *(("relative",) if config.relative_bias else ())}
     for name, kinds in ONLY_WITH.items():
-        if name in changed and config.positions not in kinds:
+        if name in changed and not present.intersection(kinds):
             raise TransduceError(
                 f"`model.{name}` = {changed[name]} means nothing where `model.positions` is {config.positions}: "
                 "leave it out."
             )
-    if config.positions == "relative" and (
+    if config.has_relative_bias and (
         config.relative_buckets < 4 or config.relative_max_distance <= config.relative_buckets
     ):
         raise TransduceError(
@@ -325,6 +331,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Width of the embeddings and of every layer's output: a multiple of `num_heads` unless `d_k` and `d_v` are set,
     and even for sinusoids and recurrent models."""
 
+    embedding_size: int | None = None
+    """Width of an encoder's token embeddings, to which positions are added, and of its output projection; a linear
+    layer maps the embeddings to `d_model` (ALBERT, Lan et al. 2020). None: `d_model`, without this layer."""
+
     d_ff: int = 2048
     """Width inside the feed-forward layer."""
 
@@ -407,6 +417,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     rotary_scaling: RotaryScaling | None = None
     """Longer rotary wavelengths for longer sequences, as in Llama 3; None: no scaling."""
+
+    relative_bias: bool = False
+    """Add T5's bias by distance to attention scores, besides sinusoidal or learned `positions`, as in MPNet."""
 
     relative_buckets: int = 32
     """Number of buckets of distances for the relative bias."""
@@ -532,6 +545,16 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check_config(self)
 
     @property
+    def embedding_width(self) -> int:
+        """The width of the embedding matrices and of what is added to embeddings."""
+        return self.d_model if self.embedding_size is None else self.embedding_size
+
+    @property
+    def has_relative_bias(self) -> bool:
+        """True if attention scores have T5's bias by distance, alone or besides positions that are embedded."""
+        return self.relative_bias or self.positions == "relative"
+
+    @property
     def key_width(self) -> int:
         """The width d_k of one head's queries and keys."""
         return self.d_k if self.d_k is not None else self.d_model // self.num_heads
@@ -588,7 +611,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """
         parts = self.attention, self.attention_score, self.attention_kind, self.attention_scale, self.attention_window
         is_plain = parts == ("multi-head", "scaled", "soft", None, None)
-        return self.kind != "recurrent" and is_plain and self.positions in ("sinusoidal", "learned", "none")
+        has_effect = self.relative_bias or self.positions not in ("sinusoidal", "learned", "none")
+        return self.kind != "recurrent" and is_plain and not has_effect
 
     @property
     def can_be_packed(self) -> bool:

@@ -1,6 +1,6 @@
 """Embed tokens (section 3.4): a learned vector per token, times √d_model, plus the position.
 
-Legend: B batch, T positions, D model width, V vocabulary.
+Legend: B batch, T positions, D model width, E width of embeddings (D unless `embedding_size` is set), V vocabulary.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing_extensions import deprecated, override
 from transduce.errors import TransduceError, shown_value
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
-from transduce.model.feed_forward import Dropout
+from transduce.model.feed_forward import Dropout, Linear
 from transduce.model.masks import present_positions
 from transduce.model.norms import build_norm, normalize
 from transduce.model.positions import build_embedding_positions
@@ -36,20 +36,21 @@ def check_ids(ids: Tensor, name: str) -> None:
 class Embedding(Component):
     """A module that embeds token ids (B, T) as vectors (B, T, D), rows of a matrix that the caller passes.
 
-    It adds positions, and dropout at the end. The row of the padding id is zero and stays zero, unless the
-    configuration says otherwise. If the start symbol has the padding id, the start symbol's vector is its position
-    alone.
+    It adds positions, and dropout at the end. If embeddings have a width E of their own, a linear layer follows. The
+    row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has the
+    padding id, the start symbol's vector is its position alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.frozen_row = config.frozen_row
-        self.scale = math.sqrt(config.d_model) if config.scale_embeddings else 1.0
+        width, types = config.embedding_width, config.token_types
+        self.scale = math.sqrt(width) if config.scale_embeddings else 1.0
         self.positions = build_embedding_positions(config)
-        types = config.token_types
-        self.token_types = nn.Parameter(torch.empty(types, config.d_model)) if types else None
-        self.norm = build_norm(config) if config.embedding_norm else None
+        self.token_types = nn.Parameter(torch.empty(types, width)) if types else None
+        self.norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
+        self.projection = None if config.embedding_size is None else Linear(width, config.d_model, bias=config.bias)
 
     def forward(
         self,
@@ -61,11 +62,11 @@ class Embedding(Component):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Look up token ids in the matrix, scale the vectors, and add positions, token types, norm and dropout.
+        """Look up token ids in the matrix, scale the vectors, and `complete` them.
 
         Args:
             ids: token ids, (B, T).
-            weight: the matrix, (V, D).
+            weight: the matrix, (V, E).
             positions: (T,) or (B, T); None: 0 … T-1.
             token_types: the segment of each position, (B, T), for models that have token types; None: all are 0.
             present: the positions that a BatchNorm counts, (B, T); None: all.
@@ -76,7 +77,7 @@ class Embedding(Component):
         """
         if ids.dim() != 2:
             self._check_call(ids)
-        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale  # (B, T, D)
+        rows = F.embedding(ids, weight, padding_idx=self.frozen_row) * self.scale  # (B, T, E)
         return self.complete(rows, positions, token_types=token_types, present=present, end=end)
 
     @override
@@ -92,7 +93,7 @@ class Embedding(Component):
         present: Tensor | None = None,
         end: int | None = None,
     ) -> Tensor:
-        """Add positions and token types to vectors (B, T, D), then apply norm and dropout: to (B, T, D).
+        """Add positions and token types to vectors (B, T, E), then apply norm, dropout and projection: to (B, T, D).
 
         `positions` defaults to 0 … T-1, and `end` is an upper bound of them, if known. `token_types` are (B, T), for
         models that have them. `present`, (B, T), marks the positions that a BatchNorm counts; None: all.
@@ -102,7 +103,8 @@ class Embedding(Component):
             x = x + (self.token_types[0] if token_types is None else self.token_types[token_types])
         if self.norm is not None:
             x = normalize(self.norm, x, present)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        x = self.dropout(x)
+        return x if self.projection is None else self.projection(x)
 
 
 # --- embedding matrices and output projection ---
@@ -127,8 +129,8 @@ class VocabularyModel(nn.Module):
                 f"configuration is {config.kind}: set it to {self._kind}, or use another class."
             )
         self.config = config
-        self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.d_model))
-        target_shape = (config.target_vocabulary_size, config.d_model)
+        self.source_weight = nn.Parameter(torch.empty(config.source_vocabulary_size, config.embedding_width))
+        target_shape = (config.target_vocabulary_size, config.embedding_width)
         own_target = None if config.tie_source_target else nn.Parameter(torch.empty(target_shape))
         own_output = None if config.tie_output else nn.Parameter(torch.empty(target_shape))
         self.own_target_weight = own_target
@@ -137,16 +139,16 @@ class VocabularyModel(nn.Module):
 
     @property
     def target_weight(self) -> nn.Parameter:
-        """The target's embedding matrix (V, D), which is also the source's if embeddings are tied."""
+        """The target's embedding matrix (V, E), which is also the source's if embeddings are tied."""
         return self.source_weight if self.own_target_weight is None else self.own_target_weight
 
     @property
     def output_weight(self) -> nn.Parameter:
-        """The output projection (V, D), which is also the target's embedding matrix if they are tied."""
+        """The output projection (V, E), which is also the target's embedding matrix if they are tied."""
         return self.target_weight if self.own_output_weight is None else self.own_output_weight
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Return logits over the vocabulary for hidden states: (…, D) to (…, V)."""
+        """Return logits over the vocabulary for hidden states: (…, E) to (…, V)."""
         return F.linear(hidden, self.output_weight, self.output_bias)
 
     def scale_output(self, x: Tensor) -> Tensor:

@@ -48,18 +48,19 @@ def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
 def initialize(model: VocabularyModel) -> None:
     """Initialize all weights of a model, unless it is on the meta device.
 
-    Embeddings have variance 1 / d_model, so that they have variance 1 once scaled, and logits of a tied output have
-    variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape. Projections that share
-    one matrix (queries, keys and values; the two halves of a gated layer; the gates of a recurrent cell) are drawn one
-    by one. Biases are zero, except those of an LSTM's forget gates. Learned positions and token types have the variance
-    of the embeddings that they are added to. The padding id's row is zero unless `zero_padding_row` is false.
+    Embeddings have variance 1 / d_model (or 1 / `embedding_size`), so that they have variance 1 once scaled, and logits
+    of a tied output have variance 1: the first loss is near ln V. Every projection is Xavier-uniform by its own shape.
+    Projections that share one matrix (queries, keys and values; the two halves of a gated layer; the gates of a
+    recurrent cell) are drawn one by one. Biases are zero, except those of an LSTM's forget gates. Learned positions and
+    token types have the variance of the embeddings that they are added to. The padding id's row is zero unless
+    `zero_padding_row` is false.
     """
     if model.source_weight.is_meta:
         return
     config = model.config
     weights = {id(w): w for w in (model.source_weight, model.target_weight, model.output_weight)}
     for weight in weights.values():
-        nn.init.normal_(weight, std=1.0 / math.sqrt(config.d_model))
+        nn.init.normal_(weight, std=1.0 / math.sqrt(config.embedding_width))
     initialize_layers(model)
     if config.zero_padding_row:
         with torch.no_grad():

@@ -212,7 +212,7 @@ _CLASSES: tuple[tuple[type[nn.Module], tuple[str, ...] | None, tuple[str, ...] |
     (RMSNorm, (), ("weight",)),
     (BatchNorm, (), ("weight", "bias", "running_mean", "running_variance")),
     (nn.Identity, (), ()),
-    (Embedding, ("positions", "norm", "dropout"), ("token_types",)),
+    (Embedding, ("positions", "norm", "dropout", "projection"), ("token_types",)),
     (SinusoidalPositions, (), ()),
     (LearnedPositions, (), ("weight",)),
     (NoPositions, (), ()),

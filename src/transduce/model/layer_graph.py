@@ -180,15 +180,15 @@ _ACTIVATIONS, _GATES = dict(ACTIVATIONS), dict(GATES)
 
 SETTINGS = frozenset(
     (
-        *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads", "num_key_value_heads"),
-        *("d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout", "activation", "norm"),
-        *("norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias", "attention_output_bias"),
-        *("feed_forward_bias", "positions", "max_positions", "position_offset", "sinusoids_to_end", "rotary_base"),
-        *("rotary_scaling", "relative_buckets", "relative_max_distance", "attention_score", "attention_kind"),
-        *("attention_scale", "attention_window", "tie_source_target", "tie_output", "scale_embeddings"),
-        *("embedding_norm", "zero_padding_row", "output_bias", "output_scale", "pad_id", "eos_id", "start_id"),
-        *("token_types", "masked_language_head", "pooler", "pooler_activation", "num_labels", "token_labels"),
-        *("attention", "recurrent_cell", "bidirectional"),
+        *("kind", "num_encoder_layers", "num_decoder_layers", "d_model", "embedding_size", "d_ff", "num_heads"),
+        *("num_key_value_heads", "d_k", "d_v", "share_layers", "dropout", "attention_dropout", "activation_dropout"),
+        *("activation", "norm", "norm_order", "norm_epsilon", "final_norm", "bias", "projection_bias"),
+        *("attention_output_bias", "feed_forward_bias", "positions", "max_positions", "position_offset"),
+        *("sinusoids_to_end", "rotary_base", "rotary_scaling", "relative_bias", "relative_buckets"),
+        *("relative_max_distance", "attention_score", "attention_kind", "attention_scale", "attention_window"),
+        *("tie_source_target", "tie_output", "scale_embeddings", "embedding_norm", "zero_padding_row", "output_bias"),
+        *("output_scale", "pad_id", "eos_id", "start_id", "token_types", "masked_language_head", "pooler"),
+        *("pooler_activation", "num_labels", "token_labels", "attention", "recurrent_cell", "bidirectional"),
         *("recurrent_attention", "input_feeding", "recurrent_self_attention", "recurrent_context"),
         *("recurrent_context_to", "num_series", "predicts_deviations"),
     )
@@ -223,6 +223,8 @@ def unsupported_settings(table: "SupportTable", config: ModelConfig) -> list[str
             _window(config.attention_window, causal=config.kind == "decoder"),
         ),
         **({} if config.attention == "multi-head" else {"attention": ("attention", config.attention)}),
+        **({"relative_bias": ("position bias", "relative")} if config.relative_bias else {}),
+        **({} if config.embedding_size is None else {"embedding_size": ("embedding projection", "some")}),
         "d_v": ("value width", "equal" if config.value_width == config.key_width else "other"),
     }
     outside = [name for name, (aspect, value) in actual.items() if value not in table.values.get(aspect, ())]
@@ -480,6 +482,12 @@ class _Describer:
         embedding, stack, final = (getattr(model, each) for each in (name, f"{prefix}positions", f"{prefix}norm"))
         in_attention = self.stack_positions(f"{prefix}positions", stack)
         in_embedding = self.embedding(name, embedding)
+        more = []
+        if config.relative_bias:
+            self.must_be(f"{prefix}positions", "positions", in_attention, "relative_bias", "relative")
+            more, in_attention = [Fact(f"{prefix}positions", "position bias", "relative")], "none"
+        if config.embedding_size is not None:
+            more.append(Fact(name, "embedding projection", "some"))
         if "none" not in (in_attention, in_embedding):
             raise UnknownError(f"{name} and {prefix}positions both add positions")
         positions = in_embedding if in_attention == "none" else in_attention
@@ -495,6 +503,7 @@ class _Describer:
                 "attention window",
                 _window(self.get(stack, "radius"), causal=self.get(stack, "causal")),
             ),
+            *more,
             *(Fact(path, "norm", self.norm(path, norm).kind) for path, norm in norms if _is_norm(norm)),
         ]
 
@@ -502,8 +511,12 @@ class _Describer:
         """Return the name of the position encoding that an embedding module adds: "sinusoidal", "learned" or "none"."""
         self.class_of(path, module, Embedding)
         if self.config is not None:
-            scale = math.sqrt(self.config.d_model) if self.config.scale_embeddings else 1.0
+            scale = math.sqrt(self.config.embedding_width) if self.config.scale_embeddings else 1.0
             self.must_be(path, "scale", self.get(module, "scale"), "scale_embeddings", scale)
+            size = self.config.embedding_size
+            self.must_be(path, "projection", module.projection is not None, "embedding_size", size is not None)
+            if size is not None:
+                self.linear(f"{path}.projection", module.projection, size, None)
         positions = module.positions
         name = _EMBEDDED_POSITIONS[self.class_of(f"{path}.positions", positions, *_EMBEDDED_POSITIONS)]
         self.attributes_must_be(f"{path}.positions", positions, _POSITION_SETTINGS[name])

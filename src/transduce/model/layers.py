@@ -169,7 +169,7 @@ class DecoderLayer(Component):
 
 def _bias(config: ModelConfig, causal: bool) -> nn.Module:
     try:
-        bias = BIASES[config.positions](config, causal)
+        bias = BIASES["relative" if config.relative_bias else config.positions](config, causal)
     except TypeError as error:
         raise TransduceError(
             f"`model.positions` = {config.positions} cannot be built: {error}. It is called with the configuration and "
@@ -217,7 +217,7 @@ class StackPositions(nn.Module):
         self.radius = config.attention_window
         self.rotary = _rotary(config) if config.positions in ("rotary", "rotary-interleaved") else None
         # Model folders name the weights of every bias `relative`.
-        self.relative = _bias(config, causal) if config.positions in BIASES else None
+        self.relative = _bias(config, causal) if config.relative_bias or config.positions in BIASES else None
         self.is_plain = self.rotary is None and self.bias is None and self.radius is None
 
     @property

@@ -113,9 +113,9 @@ NORMS: dict[str, Callable[[int, float], nn.Module]] = {
 """A dict from a norm's name in the setting `model.norm` to the function that builds it from the model width and ε."""
 
 
-def build_norm(config: ModelConfig) -> nn.Module:
-    """Build the norm that a model configuration names, such as LayerNorm."""
-    return NORMS[config.norm](config.d_model, config.norm_epsilon)
+def build_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
+    """Build the norm that a model configuration names, such as LayerNorm, over `width` numbers (None: d_model)."""
+    return NORMS[config.norm](width or config.d_model, config.norm_epsilon)
 
 
 def build_final_norm(config: ModelConfig) -> nn.Module:

@@ -184,9 +184,11 @@ def build_embedding_positions(config: ModelConfig) -> SinusoidalPositions | Lear
     if config.kind == "recurrent":
         return NoPositions()
     if config.positions == "sinusoidal":
-        return SinusoidalPositions(config.d_model, offset=config.position_offset, to_end=config.sinusoids_to_end)
+        return SinusoidalPositions(
+            config.embedding_width, offset=config.position_offset, to_end=config.sinusoids_to_end
+        )
     if config.positions == "learned":
-        return LearnedPositions(config.max_positions, config.d_model, offset=config.position_offset)
+        return LearnedPositions(config.max_positions, config.embedding_width, offset=config.position_offset)
     return NoPositions()
 
 

@@ -349,7 +349,7 @@ def _check_range(ids: Tensor, size: int, name: str) -> None:
 
 
 # --- encoder-only models, such as BERT (Devlin et al. 2019): a state for each token, and heads that use the states ---
-# Legend: B batch, S length, D model width, V vocabulary, C classes.
+# Legend: B batch, S length, D model width, E width of embeddings, V vocabulary, C classes.
 
 
 class MaskedLanguageHead(nn.Module):
@@ -359,11 +359,11 @@ class MaskedLanguageHead(nn.Module):
         super().__init__()
         # The activation of a gated network is its gate's.
         self.activation = (ACTIVATIONS | GATES)[config.activation]
-        self.dense = nn.Linear(config.d_model, config.d_model)
-        self.norm = LayerNorm(config.d_model, eps=config.norm_epsilon)
+        self.dense = nn.Linear(config.d_model, config.embedding_width)
+        self.norm = LayerNorm(config.embedding_width, eps=config.norm_epsilon)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Apply linear layer, activation and LayerNorm to the states of masked positions: (…, D) to (…, D)."""
+        """Apply linear layer, activation and LayerNorm to the states of masked positions: (…, D) to (…, E)."""
         return self.norm(self.activation(self.dense(states)))  # type: ignore[no-any-return]
 
 
@@ -417,11 +417,19 @@ class Encoder(VocabularyModel):
         return run_stack(*stack, x, mask, present=present, weights_out=weights_out), mask
 
     def head_states(self, states: Tensor) -> Tensor:
-        """Return what the output projection reads, for any of the encoder's states: (…, D) to (…, D).
+        """Return what the output projection reads, for any of the encoder's states: (…, D) to (…, E).
 
         A masked language head, if the model has one, is applied. A masked language model needs the states of masked
         positions only.
+
+        Raises:
+            TransduceError: the model has no such head, but embeddings of another width than its states.
         """
+        if self.masked_language_head is None and self.config.embedding_size is not None:
+            raise TransduceError(
+                "This encoder's `model.embedding_size` is not the width of its states, so it needs a head for masked "
+                "tokens to compute logits: set `model.masked_language_head`."
+            )
         return self.scale_output(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:

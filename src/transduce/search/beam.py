@@ -285,7 +285,12 @@ class BeamSearch:
 
         Hypotheses are taken from the sentence's beam groups in turn, first from the group with the best hypothesis.
         """
-        groups = sorted(filter(None, self.finished[sentence]), key=lambda group: self.ranking.key(group[0]))
+        # Groups with the same best hypothesis keep their order, since its score differs by rounding between them.
+        bests = dict[tuple[tuple[int, ...], bool], Hypothesis]()
+        groups = sorted(
+            filter(None, self.finished[sentence]),
+            key=lambda group: self.ranking.key(bests.setdefault((group[0].ids, group[0].ended), group[0])),
+        )
         waiting = [iter(group) for group in groups]
         taken: dict[tuple[tuple[int, ...], bool], Hypothesis] = {}
         while waiting and len(taken) < count:

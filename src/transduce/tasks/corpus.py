@@ -98,20 +98,31 @@ def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]
     found: list[tuple[str, str, str]] = []
     sides = (("source", [pair.source for pair in pairs]), ("target", [pair.target for pair in pairs]))
     for (side, lines), expected in zip(sides, languages, strict=True):
-        others = Counter(
-            other
-            for line in lines
-            if expected and detect_other_language(line, expected)
-            if (other := detect_other_language(without_protected(line), expected))
-        )
-        if expected and others.total() >= max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines)):
-            found.append((side, others.most_common(1)[0][0], english_name(expected)))
+        if expected and (other := _usual_other_language(lines, expected)) is not None:
+            found.append((side, other, english_name(expected)))
     if not found:
         return None
     looks = " and ".join(f"the {side} looks {other} instead of {expected}" for side, other, expected in found)
     are_swapped = len(found) == len(sides) and found[0][1] == found[1][2] and found[1][1] == found[0][2]
     remedy = "the files seem to be swapped" if are_swapped else "check the files and `--languages`"
     return f"warning: In the first {len(pairs):,} pairs {looks}: {remedy}."
+
+
+def _usual_other_language(lines: list[str], expected: str) -> str | None:
+    """Return the language that most lines in another language than expected are in, or None if most lines may be right.
+
+    The lines after those that decide this are not examined.
+    """
+    needed = max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines))
+    others = Counter[str]()
+    for number, line in enumerate(lines):
+        if others.total() + len(lines) - number < needed:
+            return None
+        if detect_other_language(line, expected) and (
+            other := detect_other_language(without_protected(line), expected)
+        ):
+            others[other] += 1
+    return others.most_common(1)[0][0] if others.total() >= needed else None
 
 
 # --- progress ---

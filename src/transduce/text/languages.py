@@ -5,7 +5,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -327,18 +327,16 @@ def _count(lines: Iterable[str]) -> Counter[str]:
     return counts
 
 
-def _ngrams(text: str) -> Iterator[str]:
-    """Yield the n-grams (n = 1 to 3) of a text's letters in lower case, including spaces around words, such as " i ".
+def _ngrams(text: str) -> list[str]:
+    """Return a list of the n-grams (n = 1 to 3) of a text's letters in lower case, with spaces around words: " i ".
 
     Digits and punctuation count as spaces; a single space is no n-gram.
     """
     words = _NOT_LETTERS.sub(" ", compose(text).lower()).strip()
     letters = f" {words} "
-    for length in range(1, _LONGEST_NGRAM + 1 if words else 0):
-        for start in range(len(letters) - length + 1):
-            run = letters[start : start + length]
-            if run != " ":
-                yield run
+    lengths = range(2, _LONGEST_NGRAM + 1 if words else 0)
+    runs = (letters[start : start + length] for length in lengths for start in range(len(letters) - length + 1))
+    return [*words.replace(" ", ""), *runs]
 
 
 # --- wrong language ---
@@ -663,6 +661,8 @@ def is_long_enough(text: str) -> bool:
 
 def _count_letters(text: str) -> dict[str, int]:
     """Return a dict from script names (`SCRIPTS`) to numbers of a text's letters; a Han or kana letter counts as 3."""
+    if text.isascii():
+        return dict.fromkeys(SCRIPTS, 0) | {"Latin": len(SCRIPTS["Latin"].findall(text))}
     counts = {script: len(pattern.findall(text)) for script, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_PER_CJK_CHARACTER
     return counts

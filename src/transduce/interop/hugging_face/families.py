@@ -49,6 +49,10 @@ class Family(NamedTuple):
     """True if the class always stores a bias on the logits, even if it is zero."""
     stores_tied_output: Callable[[ModelConfig], bool] = lambda _: False
     """A function that returns whether the output projection is stored a second time although it is tied."""
+    rounds_weights: bool = False
+    """True if some weights cannot be stored exactly. Only exports are then written for the class; model folders keep
+    this package's names.
+    """
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
@@ -228,6 +232,7 @@ GEMMA = LLAMA._replace(
     wanted={"positions": "rotary", "norm": "rms", "feed_forward_bias": False},
     free=LLAMA.free - {"feed_forward_bias"},
     content=_gemma_config,
+    rounds_weights=True,  # of norms, which are stored less 1
 )
 MISTRAL = LLAMA._replace(
     architecture="MistralForCausalLM",
@@ -509,6 +514,39 @@ def _roberta_obstacles(config: ModelConfig) -> list[str]:
     ]
 
 
+def _albert_config(config: ModelConfig) -> dict[str, Any]:
+    return (
+        _bert_config(config)
+        | _written(config, stored_names.ALBERT_KEYS)
+        | {
+            "classifier_dropout_prob": config.dropout,
+            "num_hidden_groups": 1,
+            "inner_group_num": 1,
+            # The class ignores these ids, but its configuration has others by default.
+            "bos_token_id": config.start_id,
+        }
+    )
+
+
+def _albert_obstacles(config: ModelConfig) -> list[str]:
+    return [*_bert_obstacles(config), *(["embedding_size"] if config.embedding_size is None else [])]
+
+
+def _mpnet_config(config: ModelConfig) -> dict[str, Any]:
+    content = _roberta_config(config) | {"relative_attention_num_buckets": config.relative_buckets}
+    return {name: value for name, value in content.items() if name != "type_vocab_size"}
+
+
+def _mpnet_obstacles(config: ModelConfig) -> list[str]:
+    """Return a list of the names of a model's settings that MPNet's classes cannot express; empty if none.
+
+    They are RoBERTa's, and the padding id is 1.
+    """
+    token_types = ["token_types"] if config.token_types else []
+    others = [name for name in _roberta_obstacles(config) if name != "token_types"]
+    return [*token_types, *others, *(["pad_id"] if config.pad_id != 1 else [])]
+
+
 # The classes of encoders without a head, from which `_with_head` makes the others.
 _BERT = Family(
     "BertModel",
@@ -536,6 +574,21 @@ _DISTILBERT = _BERT._replace(
     free=frozenset(("output_bias",)),
     content=_distilbert_config,
     obstacles=lambda _: [],
+)
+_ALBERT = _BERT._replace(
+    architecture="AlbertModel",
+    model_type="albert",
+    wanted=dict(_BERT.wanted) | {"share_layers": True},
+    free=_BERT.free | {"embedding_size"},
+    content=_albert_config,
+    obstacles=_albert_obstacles,
+)
+_MPNET = _ROBERTA._replace(
+    architecture="MPNetModel",
+    model_type="mpnet",
+    wanted=dict(_BERT.wanted) | {"relative_bias": True},
+    content=_mpnet_config,
+    obstacles=_mpnet_obstacles,
 )
 _MASKED: dict[str, object] = {"masked_language_head": True, "num_labels": 0}
 _CLASSES: dict[str, object] = {"masked_language_head": False}
@@ -590,6 +643,10 @@ EXPORT_FAMILIES = (
     *_with_label_heads(_BERT),
     _with_head(_ROBERTA, "ForMaskedLM", _MASKED, "pooler"),
     *_with_label_heads(_ROBERTA),
+    _with_head(_ALBERT, "ForMaskedLM", _MASKED),
+    *_with_label_heads(_ALBERT),
+    _with_head(_MPNET, "ForMaskedLM", _MASKED),
+    *_with_label_heads(_MPNET),
     _with_head(_DISTILBERT, "ForMaskedLM", _MASKED, "pooler_activation"),
     _with_head(
         _DISTILBERT, "ForSequenceClassification", _CLASSES | {"pooler_activation": "relu"}, "pooler", "num_labels"

@@ -282,10 +282,23 @@ def distilbert(config: ConfigReader) -> Settings:
 
 
 def electra(config: ConfigReader) -> Settings:
-    """Convert an ELECTRA's config.json to a dict of model settings: BERT's, with embeddings as wide as the layers."""
-    config = config.with_defaults({"embedding_size": 128})
-    config.same("embedding_size", "hidden_size")
-    return bert(config) | {"pooler_activation": "gelu"}
+    """Convert an ELECTRA's config.json to a dict of model settings: BERT's, with embeddings of a width of their own.
+
+    ELECTRA projects embeddings only if they are wider or narrower than the layers.
+    """
+    width = config.size("embedding_size", 128)
+    own_width = {} if width == config.size("hidden_size") else {"embedding_size": width}
+    return bert(config) | own_width | {"pooler_activation": "gelu"}
+
+
+def albert(config: ConfigReader) -> Settings:
+    """Convert an ALBERT's config.json to a dict of model settings: BERT's, with one set of weights for all layers.
+
+    Embeddings are always projected. Layers in several groups with weights of their own are refused.
+    """
+    config.must_be({"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"})
+    settings = _read_keys(config, names.ALBERT_KEYS) | _bert_like(config.activation("hidden_act", "gelu_new"))
+    return settings | {"share_layers": True}
 
 
 def roberta(config: ConfigReader) -> Settings:
@@ -293,7 +306,23 @@ def roberta(config: ConfigReader) -> Settings:
 
     The settings are those of BERT, except that positions start after the padding id, and there are start and end ids.
     """
-    settings = bert(config.with_defaults({"pad_token_id": 1}))
+    return _numbered_by_padding(config, bert(config.with_defaults({"pad_token_id": 1})))
+
+
+def mpnet(config: ConfigReader) -> Settings:
+    """Convert an MPNet's config.json to a dict of model settings: RoBERTa's, with T5's bias, without token types.
+
+    The bias has 32 buckets up to a distance of 128, whatever `relative_attention_num_buckets` is (transformers 5.23),
+    and positions start after token 1, so that another padding id is refused.
+    """
+    config = config.with_defaults({"pad_token_id": 1})
+    config.must_be({"relative_attention_num_buckets": 32, "pad_token_id": 1})
+    settings = _read_keys(config, names.MPNET_KEYS) | _bert_like(config.activation("hidden_act", "gelu"))
+    return _numbered_by_padding(config, settings) | {"relative_bias": True}
+
+
+def _numbered_by_padding(config: ConfigReader, settings: Settings) -> Settings:
+    """Return a dict of an encoder's settings, changed so that positions are numbered from the padding id + 1."""
     # The stored table also has rows for the unused positions below the offset.
     offset = settings["pad_id"] + 1
     eos_id = config.whole("eos_token_id", 2)
@@ -505,9 +534,11 @@ IMPORT_FAMILIES: Mapping[str, ImportFamily] = {
     "bert": ImportFamily("encoder", bert, names.BERT, end_is_separator=True),
     "distilbert": ImportFamily("encoder", distilbert, names.DISTILBERT, end_is_separator=True),
     "electra": ImportFamily("encoder", electra, names.ELECTRA, end_is_separator=True, gelu_head=True),
+    "albert": ImportFamily("encoder", albert, names.ALBERT, end_is_separator=True),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA._replace(fairseq=True),
     "camembert": _ROBERTA,
+    "mpnet": _ROBERTA._replace(settings=mpnet, names=names.MPNET),
     "gpt2": ImportFamily("decoder", gpt2, names.GPT2),
     "llama": ImportFamily("decoder", llama, names.LLAMA, stores_output=True, begins_text=True, spaced=True),
     "mistral": ImportFamily("decoder", mistral, names.LLAMA, stores_output=True, begins_text=True, spaced=True),

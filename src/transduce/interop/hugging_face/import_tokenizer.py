@@ -16,6 +16,7 @@ from transduce.interop.hugging_face.imported_tokenizer import (
     Languages,
 )
 from transduce.interop.hugging_face.token_pipelines import (
+    BERT_CLASSES,
     AddedToken,
     ByteLevelBpeRecord,
     SentencePieceRecord,
@@ -25,6 +26,7 @@ from transduce.interop.hugging_face.token_pipelines import (
     added_token,
     merges_characters,
     read_tokenizer_json,
+    with_class_settings,
 )
 from transduce.text.sentencepiece_model import read_pieces
 from transduce.text.vocabulary import SPECIAL_TOKENS, Symbol
@@ -219,16 +221,14 @@ _DEFAULT_CLASSES = {
     "bert": "BertTokenizer",
     "distilbert": "DistilBertTokenizer",
     "electra": "ElectraTokenizer",
+    "albert": "AlbertTokenizer",
+    "mpnet": "MPNetTokenizer",
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "gpt2": "GPT2Tokenizer",
     "opt": "GPT2Tokenizer",
 }
 """A dict from `model_type` to the tokenizer class of folders that name none."""
-_BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
-"""Tokenizer classes for which some settings of tokenizer_config.json override the normalizer of tokenizer.json."""
-_SPACED_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
-"""Tokenizer classes for which `add_prefix_space` in tokenizer_config.json overrides tokenizer.json."""
 # Tokens that are recognized in a text if the vocabulary contains them.
 _SPECIAL_NAME = re.compile(r"<extra_id_\d+>|<mask>|\[MASK\]")
 _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
@@ -336,7 +336,7 @@ def _surroundings(
             )
     elif kind == "decoder":
         # A text is continued, so that the end symbol or a BERT class's [SEP] after it is left out.
-        is_bert = _class_name(files, model.model_type) in _BERT_CLASSES
+        is_bert = _class_name(files, model.model_type) in BERT_CLASSES
         if after not in ((), (special["eos_id"],)) and not is_bert and files.read("tokenizer.json") is not None:
             raise TransduceError(
                 f"{path}: the `post_processor` of a language model must put nothing but the end symbol after a text, "
@@ -449,13 +449,13 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
     class_name = _class_name(files, model_type)
     is_llama = class_name == "LlamaTokenizer" and model_type == "llama"
     if content:
-        content = _with_class_settings(content, files.settings, class_name)
+        content = with_class_settings(content, files.settings, class_name)
         if is_llama and merges_characters(content):
             content = _llama_pipeline(content, files.settings)
         parts = read_tokenizer_json(content, f"{files.location}/tokenizer.json")
-        names = () if class_name in _BERT_CLASSES else ("cls_token", "sep_token")
+        names = () if class_name in BERT_CLASSES else ("cls_token", "sep_token")
         parts = _with_named_tokens(parts, len(content["model"]["vocab"]), files, known.sizes[0], without=names)
-        if class_name in _BERT_CLASSES and content.get("post_processor") is not None:
+        if class_name in BERT_CLASSES and content.get("post_processor") is not None:
             parts = _between_bert_tokens(files, parts)
         # The sentencepiece model tokenizes identically, without needing the `tokenizers` package.
         if model is None or not merges_characters(content) or IMPORT_FAMILIES[model_type].spaced:
@@ -481,35 +481,6 @@ def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
         f"{files.location} holds no tokenizer that can be imported: it needs tokenizer.json, or "
         f"{', '.join(SENTENCEPIECE_NAMES)}, vocab.txt, or vocab.json with merges.txt."
     )
-
-
-# Settings of a Bert class with the names of `tokenizers`, and their defaults, which override tokenizer.json, too.
-_NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
-    "do_lower_case": ("lowercase", True),
-    "strip_accents": ("strip_accents", None),
-    "tokenize_chinese_chars": ("handle_chinese_chars", True),
-}
-
-
-def _with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
-    """Return the content of a tokenizer.json with settings of tokenizer_config.json that override it in transformers.
-
-    Only the settings of BERT's normalizer, and `add_prefix_space` of byte-level classes, override it.
-
-    Args:
-        content: the content of tokenizer.json, which is not changed.
-        settings: the content of tokenizer_config.json.
-        class_name: the class with which transformers opens the tokenizer, without the suffix `Fast`.
-    """
-    changed = dict(content)
-    normalizer, pre_tokenizer = (dict(content.get(name) or {}) for name in ("normalizer", "pre_tokenizer"))
-    if class_name in _BERT_CLASSES and normalizer.get("type") == "BertNormalizer":
-        overrides = {theirs: settings.get(name, default) for name, (theirs, default) in _NORMALIZER_SETTINGS.items()}
-        changed["normalizer"] = normalizer | overrides
-    is_byte_level = pre_tokenizer.get("type") == "ByteLevel"
-    if class_name in _SPACED_CLASSES and is_byte_level and isinstance(settings.get("add_prefix_space"), bool):
-        changed["pre_tokenizer"] = pre_tokenizer | {"add_prefix_space": settings["add_prefix_space"]}
-    return changed
 
 
 def _class_name(files: TokenizerFiles, model_type: str) -> str:
@@ -654,11 +625,14 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
 def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
     """Return `TokenizerParts` that put a text between a BERT class's tokens, whatever the stored post-processor does.
 
-    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP]; one that the vocabulary lacks is left out.
+    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP], or <s> and </s> for MPNet; one that the
+    vocabulary lacks is left out.
     """
+    is_mpnet = _class_name(files, str(files.json("config.json").get("model_type"))) == "MPNetTokenizer"
+    first, last = ("<s>", "</s>") if is_mpnet else SPECIAL_TOKENS[:2]
     start, end = (
         parts.ids.get(default) if (id := _token_id(files, parts.ids, name)) is None else id
-        for name, default in (("cls_token", SPECIAL_TOKENS[0]), ("sep_token", SPECIAL_TOKENS[1]))
+        for name, default in (("cls_token", first), ("sep_token", last))
     )
     return parts._replace(before=() if start is None else (start,), after=() if end is None else (end,))
 

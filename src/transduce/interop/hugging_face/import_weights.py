@@ -159,7 +159,7 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     if settings.get("masked_language_head") and rules.gelu_head and settings["activation"] != "gelu":
         reader.refuse("hidden_act", "must be gelu, which the head for hidden tokens always uses,")
     if settings.get("token_labels"):  # nothing reads the pooler that old files of taggers have
-        family = family._replace(ignored=rf"{family.ignored}|(bert|roberta)\.pooler\.dense\.(weight|bias)")
+        family = family._replace(ignored=rf"{family.ignored}|\w+\.pooler(\.dense)?\.(weight|bias)")
     bias = _output_bias(family, stored, masked=settings.get("masked_language_head", True))
     config = _config(settings | {"output_bias": bias is not None}, location)
     with torch.device("meta"):

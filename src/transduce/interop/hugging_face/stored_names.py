@@ -194,9 +194,21 @@ def _bert_names(base: str) -> tuple[Names, ...]:
         _projection(f"{ours}.self_attention", f"{theirs}.attention.self", ("query", "key", "value")),
         _same_name(f"{ours}.self_attention.output", f"{theirs}.attention.output.dense"),
         _same_name(f"{ours}.self_attention_residual.{{norm}}", f"{theirs}.attention.output.LayerNorm"),
-        _same_name(f"{ours}.feed_forward.inner", f"{theirs}.intermediate.dense"),
-        _same_name(f"{ours}.feed_forward.outer", f"{theirs}.output.dense"),
-        _same_name(f"{ours}.feed_forward_residual.{{norm}}", f"{theirs}.output.LayerNorm"),
+        *_bert_feed_forward_names(theirs),
+        *_bert_embedding_names(base),
+    )
+
+
+def _bert_feed_forward_names(layer: str) -> tuple[Names, ...]:
+    return (
+        _same_name("layers.{n}.feed_forward.inner", f"{layer}.intermediate.dense"),
+        _same_name("layers.{n}.feed_forward.outer", f"{layer}.output.dense"),
+        _same_name("layers.{n}.feed_forward_residual.{norm}", f"{layer}.output.LayerNorm"),
+    )
+
+
+def _bert_embedding_names(base: str) -> tuple[Names, ...]:
+    return (
         _same_name("embedding.norm", f"{base}.embeddings.LayerNorm"),
         Names("embedding.positions.weight", (f"{base}.embeddings.position_embeddings.weight",)),
         Names("embedding.token_types", (f"{base}.embeddings.token_type_embeddings.weight",)),
@@ -217,6 +229,30 @@ _DISTILBERT_NAMES = (
     _same_name("masked_language_head.norm", "vocab_layer_norm"),
     _same_name("pooler", "pre_classifier"),
     _same_name("classifier", "classifier"),
+)
+_ALBERT_LAYER = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+_ALBERT_NAMES = (
+    _projection("layers.0.self_attention", f"{_ALBERT_LAYER}.attention", ("query", "key", "value")),
+    _same_name("layers.0.self_attention.output", f"{_ALBERT_LAYER}.attention.dense"),
+    _same_name("layers.0.self_attention_residual.{norm}", f"{_ALBERT_LAYER}.attention.LayerNorm"),
+    _same_name("layers.0.feed_forward.inner", f"{_ALBERT_LAYER}.ffn"),
+    _same_name("layers.0.feed_forward.outer", f"{_ALBERT_LAYER}.ffn_output"),
+    _same_name("layers.0.feed_forward_residual.{norm}", f"{_ALBERT_LAYER}.full_layer_layer_norm"),
+    *_bert_embedding_names("albert"),
+    _same_name("embedding.projection", "albert.encoder.embedding_hidden_mapping_in"),
+    _same_name("masked_language_head.dense", "predictions.dense"),
+    _same_name("masked_language_head.norm", "predictions.LayerNorm"),
+    _same_name("pooler", "albert.pooler"),
+    _same_name("classifier", "classifier"),
+)
+_MPNET_LAYER = "mpnet.encoder.layer.{n}"
+_MPNET_NAMES = (
+    _projection("layers.{n}.self_attention", f"{_MPNET_LAYER}.attention.attn", ("q", "k", "v")),
+    _same_name("layers.{n}.self_attention.output", f"{_MPNET_LAYER}.attention.attn.o"),
+    _same_name("layers.{n}.self_attention_residual.{norm}", f"{_MPNET_LAYER}.attention.LayerNorm"),
+    *_bert_feed_forward_names(_MPNET_LAYER),
+    *_bert_embedding_names("mpnet"),
+    Names("positions.relative.weight", ("mpnet.encoder.relative_attention_bias.weight",)),
 )
 _BERT_HEADS = (
     _same_name("masked_language_head.dense", "cls.predictions.transform.dense"),
@@ -285,14 +321,27 @@ BART = StoredNames(
 )
 # Ignores stored tables of sinusoids, which are recomputed.
 SINUSOIDAL = BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weight|weights|_float_tensor)")
-ROBERTA = StoredNames(
-    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _same_name("pooler", "roberta.pooler.dense")),
-    shared="roberta.embeddings.word_embeddings.weight",
-    output="lm_head.decoder.weight",
-    output_bias=("lm_head.bias", "lm_head.decoder.bias"),
-    prefix="roberta.",
-    ignored=r"roberta\.embeddings\.position_ids",
-)
+
+
+def _roberta_tables(base: str, layers: tuple[Names, ...]) -> tuple[StoredNames, StoredNames, StoredNames]:
+    """Return the tables of a family with RoBERTa's heads: without labels, with labels of texts, and of tokens."""
+    plain = StoredNames(
+        names=(*layers, *_ROBERTA_HEADS, _same_name("pooler", f"{base}.pooler.dense")),
+        shared=f"{base}.embeddings.word_embeddings.weight",
+        output="lm_head.decoder.weight",
+        output_bias=("lm_head.bias", "lm_head.decoder.bias"),
+        prefix=f"{base}.",
+        ignored=rf"{base}\.embeddings\.position_ids",
+    )
+    classifier = plain._replace(
+        names=(*layers, *_ROBERTA_HEADS, _same_name("pooler", "classifier.dense")),
+        ignored=rf"{plain.ignored}|{base}\.pooler\.dense\.(weight|bias)",  # nothing reads this pooler
+    )
+    return plain, classifier, plain._replace(names=(*layers, _same_name("classifier", "classifier")))
+
+
+ROBERTA, _CLASSIFIER_ROBERTA, _TAGGER_ROBERTA = _roberta_tables("roberta", _bert_names("roberta"))
+MPNET, _CLASSIFIER_MPNET, _TAGGER_MPNET = _roberta_tables("mpnet", _MPNET_NAMES)
 
 T5 = StoredNames(
     names=_t5_stack("encoder", ("wi",)) + _t5_stack("decoder", ("wi",)),
@@ -304,11 +353,6 @@ T5 = StoredNames(
     ignored=r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
 )
 _GATED_T5 = T5._replace(names=_t5_stack("encoder", ("wi_0", "wi_1")) + _t5_stack("decoder", ("wi_0", "wi_1")))
-_CLASSIFIER_ROBERTA = ROBERTA._replace(
-    names=(*_bert_names("roberta"), *_ROBERTA_HEADS, _same_name("pooler", "classifier.dense")),
-    ignored=r"roberta\.embeddings\.position_ids|roberta\.pooler\.dense\.(weight|bias)",  # nothing reads this pooler
-)
-_TAGGER_ROBERTA = ROBERTA._replace(names=(*_bert_names("roberta"), _same_name("classifier", "classifier")))
 
 LLAMA = StoredNames(
     names=_LLAMA_NAMES,
@@ -340,8 +384,18 @@ DISTILBERT = StoredNames(
     prefix="distilbert.",
     ignored=r"distilbert\.embeddings\.position_ids",
 )
+ALBERT = StoredNames(
+    names=_ALBERT_NAMES,
+    shared="albert.embeddings.word_embeddings.weight",
+    output="predictions.decoder.weight",
+    output_bias=("predictions.bias", "predictions.decoder.bias"),
+    prefix="albert.",
+    # Position ids, and the head that finds exchanged sentences.
+    ignored=r"albert\.embeddings\.position_ids|sop_classifier\..*",
+)
 _ELECTRA_NAMES = (
     *_bert_names("electra"),
+    _same_name("embedding.projection", "electra.embeddings_project"),
     _same_name("masked_language_head.dense", "generator_predictions.dense"),
     _same_name("masked_language_head.norm", "generator_predictions.LayerNorm"),
 )
@@ -371,11 +425,19 @@ GPT2 = StoredNames(
 )
 
 
+# The tables of classifiers of texts and of tokens of families that have others than `family` itself.
+_WITH_LABELS = {
+    ELECTRA: (_CLASSIFIER_ELECTRA, ELECTRA),
+    ROBERTA: (_CLASSIFIER_ROBERTA, _TAGGER_ROBERTA),
+    MPNET: (_CLASSIFIER_MPNET, _TAGGER_MPNET),
+}
+
+
 def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """Return the table of tensor names (`StoredNames`) that fits a file of weights.
 
-    The result is `family` itself, unless the file is of a T5 with gated feed-forward layers, a RoBERTa classifier or
-    tagger, or an ELECTRA classifier.
+    The result is `family` itself, unless the file is of a T5 with gated feed-forward layers, a classifier or tagger
+    with RoBERTa's heads, or an ELECTRA classifier.
 
     Args:
         family: the table of the model's family.
@@ -383,11 +445,10 @@ def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
     """
     if family is T5 and any(name.endswith(".DenseReluDense.wi_0.weight") for name in present):
         return _GATED_T5
-    if family in (ELECTRA, ROBERTA) and "classifier.dense.weight" in present:
-        return _CLASSIFIER_ELECTRA if family is ELECTRA else _CLASSIFIER_ROBERTA
-    if family is ROBERTA and "classifier.weight" in present:
-        return _TAGGER_ROBERTA
-    return family
+    classifier, tagger = _WITH_LABELS.get(family, (family, family))
+    if "classifier.dense.weight" in present:
+        return classifier
+    return tagger if "classifier.weight" in present else family
 
 
 def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
@@ -515,6 +576,13 @@ BERT_KEYS: Keys = {
     "token_types": Key("type_vocab_size", 2),
     "pad_id": Key("pad_token_id", 0),
 }
+ALBERT_KEYS: Keys = {
+    **BERT_KEYS,
+    "embedding_size": Key("embedding_size", 128),
+    "dropout": Key("hidden_dropout_prob", 0.0),
+    "attention_dropout": Key("attention_probs_dropout_prob", 0.0),
+}
+MPNET_KEYS: Keys = {name: key for name, key in BERT_KEYS.items() if name != "token_types"}
 DISTILBERT_KEYS: Keys = {
     "source_vocabulary_size": Key("vocab_size"),
     "target_vocabulary_size": Key("vocab_size"),

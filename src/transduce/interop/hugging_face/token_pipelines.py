@@ -464,6 +464,62 @@ def merges_characters(content: Mapping[str, Any]) -> bool:
     return "merges" in content["model"] and not is_byte_level(content)
 
 
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")
+"""Tokenizer classes for which some settings of tokenizer_config.json override the normalizer of tokenizer.json."""
+# Classes for which `add_prefix_space` in tokenizer_config.json overrides tokenizer.json.
+_SPACED_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "BartTokenizer")
+# Settings of a Bert class with the names of `tokenizers`, and their defaults, which override tokenizer.json, too.
+_NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+
+
+def with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
+    """Return the content of a tokenizer.json with settings of tokenizer_config.json that override it in transformers.
+
+    Only the settings of BERT's and ALBERT's normalizers, and `add_prefix_space` of byte-level classes and ALBERT,
+    override it.
+
+    Args:
+        content: the content of tokenizer.json, which is not changed.
+        settings: the content of tokenizer_config.json.
+        class_name: the class with which transformers opens the tokenizer, without the suffix `Fast`.
+    """
+    changed = dict(content)
+    normalizer, pre_tokenizer = (dict(content.get(name) or {}) for name in ("normalizer", "pre_tokenizer"))
+    if class_name in BERT_CLASSES and normalizer.get("type") == "BertNormalizer":
+        overrides = {theirs: settings.get(name, default) for name, (theirs, default) in _NORMALIZER_SETTINGS.items()}
+        changed["normalizer"] = normalizer | overrides
+    is_byte_level = pre_tokenizer.get("type") == "ByteLevel"
+    if class_name in _SPACED_CLASSES and is_byte_level and isinstance(settings.get("add_prefix_space"), bool):
+        changed["pre_tokenizer"] = pre_tokenizer | {"add_prefix_space": settings["add_prefix_space"]}
+    if class_name == "AlbertTokenizer" and content["model"].get("type") == "Unigram":
+        changed |= _albert_pipeline(normalizer, settings)
+    return changed
+
+
+def _albert_pipeline(normalizer: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dict of the steps of an AlbertTokenizer in transformers 5, which replace those of tokenizer.json.
+
+    Of the stored `normalizer`, only the table of characters is kept.
+    """
+    steps = [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
+    if not settings.get("keep_accents", False):
+        steps += [{"type": "NFKD"}, {"type": "StripAccents"}]
+    if settings.get("do_lower_case", True):
+        steps.append({"type": "Lowercase"})
+    steps += [step for step in normalizer.get("normalizers", [normalizer]) if step.get("type") == "Precompiled"]
+    scheme = "always" if settings.get("add_prefix_space", True) else "never"
+    space = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": True}
+    return {
+        "normalizer": _sequence("normalizers", steps),
+        "pre_tokenizer": _sequence("pretokenizers", [{"type": "WhitespaceSplit"}, space]),
+        "decoder": space,
+    }
+
+
 class PipelineTokenSplitter(TokenSplitter):
     """A `TokenSplitter` with the algorithm of a tokenizer.json, which the package `tokenizers` runs."""
 

@@ -349,7 +349,8 @@ def build_embedding(
         x = graph.apply("Add", x, graph.apply("Gather", graph.weight(table), positions))
     if embedding.token_types is not None and token_types is not None:
         x = graph.apply("Add", x, graph.apply("Gather", graph.weight(embedding.token_types.detach()), token_types))
-    return build_norm(graph, x, embedding.norm)
+    x = build_norm(graph, x, embedding.norm)
+    return x if embedding.projection is None else build_linear(graph, x, linear_weights(embedding.projection))
 
 
 def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:

@@ -590,7 +590,7 @@ class GrowingTables:
             positions: the position encodings of the encoder's or decoder's layers.
             config: the model's configuration.
         """
-        self._embedding, self._positions, self._d_model = embedding, positions, config.d_model
+        self._embedding, self._positions, self._width = embedding, positions, config.embedding_width
         self._most = config.max_positions if config.positions == "learned" else 2**31  # that the model supports
         nothing = torch.empty(0, 0)
         self._tables = PositionTables(nothing, nothing, nothing, 0)
@@ -611,7 +611,7 @@ class GrowingTables:
         A table that the model does not use is empty.
         """
         rotary, bias = self._positions.rotary, self._positions.bias
-        added_encodings: Tensor = self._embedding.positions(torch.zeros(1, count, self._d_model))[0]
+        added_encodings: Tensor = self._embedding.positions(torch.zeros(1, count, self._width))[0]
         angles = relative_bias = torch.empty(0, 0)
         if rotary is not None:
             rotation = rotary(torch.arange(count), torch.float32, count)

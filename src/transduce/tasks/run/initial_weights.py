@@ -79,7 +79,7 @@ def check_adaptation(settings: Settings) -> None:
             "trained: leave one of them out."
         )
     check_frozen(settings)
-    width = settings.model.d_model
+    width = settings.model.embedding_size or settings.model.d_model
     for path in filter(None, (vector_settings.source, vector_settings.target)):
         width = vector_width(path, width)
 

@@ -164,10 +164,10 @@ def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
     """Return a dict with choices of `d_model`, the width of the settings' word vectors, and of `num_heads`.
 
     The number of heads divides the width and is at most `num_heads`. The dict is empty without word vectors, or if the
-    user set `d_model`.
+    user set `d_model` or `embedding_size`.
     """
     vector_settings = settings.word_vectors
-    if vector_settings is None or settings.model.d_model is not None:
+    if vector_settings is None or settings.model.embedding_size is not None or settings.model.d_model is not None:
         return {}
     path = vector_settings.source or str(vector_settings.target)
     width = vector_width(path)

@@ -53,7 +53,8 @@ def cache_key(*parts: Any) -> str:
 def load_cached_code(key: str) -> bytes | None:
     """Return the machine code that is in the cache under a key, and mark its file as recently used.
 
-    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum.
+    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum. It is also
+    None if there is no usable cache folder.
     """
     if (path := _path(key)) is None:
         return None
@@ -67,10 +68,11 @@ def load_cached_code(key: str) -> bytes | None:
 
 
 def cache_code(key: str, code: bytes) -> None:
-    """Write machine code to the cache under a key; without a cache folder, or if writing fails, nothing is cached.
+    """Write machine code to the cache under a key.
 
-    The file is replaced atomically, so concurrent readers never see part of it. Afterwards at most 2,000 files remain:
-    the least recently used ones beyond are deleted.
+    Nothing is cached if there is no usable cache folder, or if writing fails. The file is replaced atomically, so
+    concurrent readers never see part of it. Afterwards the least recently used files are deleted until at most 2,000
+    remain.
     """
     if (path := _path(key)) is None:
         return
@@ -99,9 +101,10 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _path(key: str) -> Path | None:
-    """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder.
+    """Return the path of the cached code for a key; None if there is no usable cache folder.
 
-    The result is None too if there is no home directory for the folder, or if the folder cannot be examined.
+    A folder is not usable if caching is disabled, if another user owns the folder, if there is no home directory, or if
+    the folder cannot be examined.
     """
     try:
         folder = _folder()
@@ -258,9 +261,10 @@ def require_integer_tile() -> Tile:
 
 
 def _new_builder(name: str, tile: Tile, outline: Outline | None) -> KernelBuilder:
-    """Return a new IR builder with an empty module, and with an outline or without, for this processor's registers.
+    """Return a new IR builder for this processor's vector registers.
 
-    The kernels support several threads if PyTorch ships an OpenMP library.
+    The builder has an empty module. With an `outline`, it makes an outline, a short description of the IR. The kernels
+    support several threads if PyTorch ships an OpenMP library.
     """
     return KernelBuilder(
         name,
@@ -287,9 +291,10 @@ _Arguments = TypeVar("_Arguments", bound=NamedTuple)
 
 @contextmanager
 def kernel_of(k: KernelBuilder, name: str, arguments: type[_Arguments]) -> Iterator[tuple[_Arguments, Value, Value]]:
-    """Emit a kernel as `kernel` does, whose arguments are the fields of the named tuple `arguments`, and yield them.
+    """Emit a kernel whose arguments are the fields of the named tuple class `arguments`.
 
-    The thread index and the thread count follow them.
+    The kernel's code is emitted in the body of `with`. Yield (arguments, thread index, thread count), where the
+    arguments are an instance of the class.
     """
     with kernel(k, name, len(arguments._fields)) as (numbers, thread, threads):
         yield arguments(*numbers), thread, threads
@@ -315,15 +320,15 @@ def compile_kernels(
 ) -> dict[str, CompiledKernel]:
     """Compile the kernels `names` of one module; return a dict from names to `CompiledKernel`.
 
-    Machine code that this or another process made from the same IR, for the same processor, is used again. It is found
-    by the module's outline, without its IR, if the outline is exact (see `Outline`).
+    Machine code is reused if this or another process has compiled the same IR for the same processor. If the module's
+    outline is exact, machine code is found by it, and the IR need not be emitted (see `Outline`).
 
     Args:
         name: the module's name.
         tile: the `Tile` whose vector length the kernels have.
         names: the names of the kernels.
-        emit: emits the kernels with a builder. It is called once for the outline and, if no code is known for that,
-            once for the IR.
+        emit: emits the kernels with a builder. It is called for the outline, if outlines may be used. It is called for
+            the IR if no machine code was found by the outline.
     """
     outline_key = None
     processor, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -365,7 +370,10 @@ _COMPILING = Lock()
 def _find_kernels(
     outline_key: str, processor: str, features: str, names: tuple[str, ...]
 ) -> dict[str, CompiledKernel] | None:
-    """Return the kernels of the module with an outline, from this process or from the cache; None if there are none."""
+    """Return a dict of the kernels of a module, from this process or from the cache; None if there are none.
+
+    `outline_key` is the hash of the module's outline, a short description of its IR.
+    """
     key = _CODE_KEYS.get(outline_key)
     if key is None:
         if (noted := load_cached_code(outline_key)) is None:

@@ -7,7 +7,7 @@ the machine code. `KernelBuilder.variable` allocates mutable variables on the st
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dis import get_instructions
+from dis import Positions, get_instructions
 from functools import lru_cache, wraps
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Concatenate, ParamSpec
@@ -107,7 +107,10 @@ class KernelBuilder:
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Emit a call of a void function that was emitted earlier in the same LLVM module, or noted in an outline."""
+        """Emit a call of a void function of the same LLVM module, with the arguments `values`.
+
+        The function must have been emitted before. In an outline, a function that was only noted may be called too.
+        """
         if self.outline is not None:
             self.intrinsic(name, VOID, *values)
         else:
@@ -149,10 +152,10 @@ class KernelBuilder:
 
     @contextmanager
     def thread_loop(self, whole: Value, share: Sequence[Value], size: int = 1) -> Iterator[Value]:
-        """Emit a loop over one thread's share of `whole` items, for the body of `with`; yield an item's first element.
+        """Emit a loop over one thread's share of `whole` items, whose body is emitted in the body of `with`.
 
-        `share` is the thread's index and the number of threads, among which the items are divided evenly. An item has
-        `size` elements; if `size` is 1, the index of the item is yielded.
+        Yield the index of an item's first element, where each item has `size` elements. `share` is the thread's index
+        and the number of threads. The items are divided evenly among the threads.
         """
         first, last = self.thread_range(whole, *share)
         if size > 1:
@@ -161,11 +164,13 @@ class KernelBuilder:
             yield start
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Emit a loop over the vectors of a row of `width` elements; yield (first column, accumulator number) of each.
+        """Emit a loop over the vectors of a row of `width` elements.
 
-        The caller's `for` loop emits the code of one vector at a time. An iteration of the emitted loop has
-        `UNROLLED_VECTORS` vectors, each with its own accumulator number. The remaining vectors are emitted as a second
-        loop, over single vectors, whose accumulator number is 0.
+        Yield the first column of a vector (an IR value), and the number of the accumulator to use. The caller's `for`
+        loop emits the code of one vector at a time.
+
+        In the emitted loop, each iteration has `UNROLLED_VECTORS` vectors with different accumulators. A second loop
+        handles the remaining vectors one by one, with accumulator 0.
         """
         block = UNROLLED_VECTORS * self.lanes
         blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
@@ -200,9 +205,10 @@ class KernelBuilder:
 
     @contextmanager
     def do_while(self) -> Iterator[Callable[[Value], None]]:
-        """Emit a do-while loop for the body of `with`; yield a function that ends it.
+        """Emit a do-while loop, whose body is emitted in the body of `with`.
 
-        The body must end by calling the function with the condition to stop.
+        Yield a function that emits the end of the loop. The body must end by calling this function with the condition
+        to stop.
         """
         again, after = self.build.append_basic_block(), self.build.append_basic_block()
         self.build.branch(again)
@@ -272,9 +278,9 @@ class KernelBuilder:
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return (IR values) the first index and the index to stop at of the items, out of `whole`, for one thread.
+        """Return (IR values) the range [first, last) of the items that one thread takes.
 
-        The items are divided evenly among `threads` threads.
+        The `whole` items are divided evenly among `threads` threads.
         """
         start = self.build.sdiv(self.mul(whole, thread), threads)
         return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
@@ -485,7 +491,10 @@ class KernelBuilder:
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(self, variable: Value, value: Value, join: Callable[[Value, Value], Value]) -> None:
-        """Emit the update of the stack variable at the address `variable` to join(value, variable), such as a sum."""
+        """Emit code that sets a stack variable to join(value, variable), such as the sum of both.
+
+        `variable` is the variable's address.
+        """
         self.store(join(value, self.load_variable(variable)), variable)
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
@@ -551,9 +560,10 @@ _Inputs = ParamSpec("_Inputs")
 def outlined(
     emit: Callable[Concatenate[KernelBuilder, _Inputs], None],
 ) -> Callable[Concatenate[KernelBuilder, _Inputs], None]:
-    """Decorate a function that emits LLVM functions; a builder of outlines only notes the function and its arguments.
+    """Decorate a function that emits LLVM functions, so that outlines note its calls.
 
-    The emitted code must depend on nothing but what `Outline` describes.
+    A builder with an `Outline` notes the function and its arguments, and emits no code. So the emitted code must depend
+    on nothing but the builder's properties and what an outline describes.
     """
 
     @wraps(emit)
@@ -569,33 +579,20 @@ def outlined(
 _PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))
 # Packages whose functions and classes are identified by their names: they depend on nothing but Python, llvmlite and
 # the processor, which keys of the cache contain. So `os` and `torch`, which have settings, are not among them.
-_KNOWN_PACKAGES: tuple[str, ...] = (
-    "_abc",
-    "_collections",
-    "_functools",
-    "abc",
-    "builtins",
-    "collections",
-    "contextlib",
-    "functools",
-)
-_KNOWN_PACKAGES += ("itertools", "llvmlite", "math", "typing")
+_KNOWN_PACKAGES = {"_abc", "_collections", "_functools", "abc", "builtins", "collections", "contextlib", "functools"}
+_KNOWN_PACKAGES |= {"itertools", "llvmlite", "math", "typing"}
+_FIELD_TYPE: Any = type(vars(Positions)["lineno"])  # of the fields of all named tuples
 # Attributes of classes on which no emitted code depends.
-_SKIPPED_ATTRIBUTES: tuple[str, ...] = (
-    "__annotate__",
-    "__annotate_func__",
-    "__annotations__",
-    "__annotations_cache__",
-    "__dict__",
-)
-_SKIPPED_ATTRIBUTES += ("__doc__", "__firstlineno__", "__module__", "__orig_bases__", "__weakref__")
+_SKIPPED_ATTRIBUTES = {"__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__"}
+_SKIPPED_ATTRIBUTES |= {"__doc__", "__firstlineno__", "__module__", "__orig_bases__", "__weakref__"}
 
 
 class Outline:
-    """A text that describes calls of emitters exactly: the arguments, and the functions with all that these use.
+    """A short description of a module's IR: the calls of emitters, whose code is not emitted.
 
-    The text contains the bytecode of functions, the global variables that they read, what their closures hold, the
-    attributes of classes, and so on from there. Two texts are equal only if the calls emit the same code.
+    A call is described by its arguments and its function. Of a function, the text contains the bytecode, the global
+    variables that it reads and what its closure holds; of a class, the attributes; and so on from there. So two texts
+    are equal only if the calls emit the same code.
     """
 
     def __init__(self, *values: object) -> None:
@@ -669,8 +666,7 @@ def _describe_class(value: type) -> tuple[str, Sequence[object]]:
     """Return what `Outline` describes of a class."""
     if _is_known(value.__module__):
         return f"{value.__module__}.{value.__qualname__}", ()
-    skipped = {*_SKIPPED_ATTRIBUTES, *getattr(value, "_fields", ())}  # `_fields` itself describes the fields
-    attributes = [item for item in sorted(vars(value).items()) if item[0] not in skipped]
+    attributes = [item for item in sorted(vars(value).items()) if item[0] not in _SKIPPED_ATTRIBUTES]
     return f"{value.__module__}.{value.__qualname__}", [*value.__bases__, *attributes]
 
 
@@ -686,6 +682,8 @@ def _describe_wrapper(value: Any) -> tuple[str, Sequence[object]]:
         return "property", (value.fget, value.fset, value.fdel)
     if value is _constant:
         return "cached", (_constant.__wrapped__,)
+    if isinstance(value, _FIELD_TYPE):
+        return f"field {value.__reduce__()[1][0]}", ()
     if isinstance(value, BuiltinFunctionType) and _is_known(value.__module__ or "builtins"):
         return f"builtin {value.__qualname__}", (value.__self__,)
     if isinstance(value, ModuleType) and _is_known(value.__name__):
@@ -695,7 +693,7 @@ def _describe_wrapper(value: Any) -> tuple[str, Sequence[object]]:
 
 def _is_known(module: str) -> bool:
     """Return whether a module belongs to a package whose functions are identified by their names."""
-    return any(module == each or module.startswith(f"{each}.") for each in _KNOWN_PACKAGES)
+    return module.partition(".")[0] in _KNOWN_PACKAGES
 
 
 @lru_cache(None)
