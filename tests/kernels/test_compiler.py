@@ -171,7 +171,10 @@ class Sizes(NamedTuple):
 
 
 def adder(number: float) -> Callable[[float], float]:
-    return lambda value, power=2: (value + number) ** power
+    def add(value: float, factor: int = 2) -> float:
+        return (value + number) * factor
+
+    return add
 
 
 def read_width() -> object:
@@ -311,7 +314,7 @@ def test_each_outline_identifies_one_ir_and_describes_all_functions_that_emit_it
     monkeypatch.setattr(compiler, "_load", lambda _code, _machine, names: dict.fromkeys(names))
     monkeypatch.setattr(compiler, "_make_code", lambda *_: b"")
     monkeypatch.setenv(CACHE_VARIABLE, "")
-    not_emitting = EmissionRecorder.new_outline, cast(FunctionType, compiler.compile_kernels)
+    not_emitting = {*codes_in(EmissionRecorder.new_outline.__code__), *codes_in(compiler.compile_kernels.__code__)}
     found: dict[str, str] = {}
     makers = makers_of_kernels()
     for maker in makers:
@@ -329,9 +332,9 @@ def test_each_outline_identifies_one_ir_and_describes_all_functions_that_emit_it
         outline, _ = recorder.outlines
         assert outline.text is not None
         functions = [value for _, value in outline._seen.values() if isinstance(value, FunctionType)]
-        described = {code for each in (*functions, *not_emitting) for code in codes_in(each.__code__)}
+        described = {code for each in functions for code in codes_in(each.__code__)}
         by_outline, by_ir = recorder.called
-        assert by_ir - by_outline - described == set()
+        assert by_ir - by_outline - described - not_emitting == set()
     assert len(found) == len(makers)
 
 
