@@ -94,7 +94,7 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
     """Emit `round_<format>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
 
     For integer tiles, the function writes the quantized rows and each row's scale, float32 (N,). For `pairs`, it
-    converts to bfloat16 and does not write `scales`. tiles of format `floats` need no such function.
+    converts to bfloat16 and does not write `scales`. Tiles of format `floats` need no such function.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, I64, I64)
     with k.function(f"round_{tile.format}", *kinds) as (x, rows, width, rounded, scales, *share):
