@@ -25,15 +25,13 @@ from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError, count_noun, shell_word
 from transduce.inference.decoding import check_search
 from transduce.interop.hugging_face.export import class_for
-from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.vocabulary_files import extend_tokenizer
 from transduce.machine import Machine, describe, detect_machine, prepare_device, usable_cores
 from transduce.model.backend import using_backend
-from transduce.model.build import Model, compile_layers
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_context
-from transduce.model_folder.read import CONFIG, SETTINGS_FILE, ModelFolder
-from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
+from transduce.model_folder.read import CONFIG, SETTINGS_FILE
+from transduce.model_folder.write import TransformersContent, carry_original_tokenizer, to_toml, write_model_folder
 from transduce.process_environment import common_options, handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
@@ -258,7 +256,9 @@ class Run:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
         if base_model is not None:
             store_base_config(folder, base_model.model.config)
-            _carry_tokenizer_files(base_model, corpus, Path(str(settings.init_from)), folder)
+            if class_for(base_model.model.config) is not None:
+                base_folder, tokenizers = Path(str(settings.init_from)), (base_model.tokenizer, corpus.tokenizer)
+                carry_original_tokenizer(base_folder, folder, corpus.languages, *tokenizers)
         resolved = self._resolve(settings, corpus, base_config, choice_log)
         self.kind.log_corpus_problems(corpus, resolved, choice_log)
         logged = {line.name for line in choice_log.lines}
@@ -391,22 +391,6 @@ def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]
     if source is None or target is None or data.corpora:
         return data
     return msgspec.structs.replace(data, languages=(source, target))
-
-
-def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
-    """Copy the base model's own tokenizer files to the run's folder if they can describe the run's tokenizer.
-
-    Only imported models, such as those of Hugging Face, have such files. Symbols that extend the vocabulary are added
-    to tokenizer.json; without that file, nothing is copied then.
-    """
-    before, now = base.tokenizer, corpus.tokenizer
-    if not isinstance(before, ImportedTokenizer) or not isinstance(now, ImportedTokenizer):
-        return
-    added = [each for each in now.record.source.symbols if each not in before.record.source.symbols]
-    extended = extend_tokenizer(before, [each for each in added if isinstance(each, str)])
-    can_describe = not added or (base_folder / "tokenizer.json").is_file()
-    if now.fingerprint == extended.fingerprint and can_describe and class_for(base.model.config) is not None:
-        carry_original_tokenizer(base_folder, folder, corpus.languages, now)
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
@@ -749,9 +733,10 @@ def _write_model(
         config=resolved.model,
         tokenizer=corpus.tokenizer,
         languages=corpus.languages,
-        search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
-        max_positions=None if stated is None else hugging_face_context(stated),
+        for_transformers=TransformersContent(
+            search=resolved.search, max_positions=None if stated is None else hugging_face_context(stated)
+        ),
     )
 
 

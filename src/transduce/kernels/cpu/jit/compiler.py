@@ -53,7 +53,8 @@ def cache_key(*parts: Any) -> str:
 def load_cached_code(key: str) -> bytes | None:
     """Return the machine code that is in the cache under a key, and mark its file as recently used.
 
-    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum.
+    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum. It is also
+    None if there is no usable cache folder.
     """
     if (path := _path(key)) is None:
         return None
@@ -67,10 +68,11 @@ def load_cached_code(key: str) -> bytes | None:
 
 
 def cache_code(key: str, code: bytes) -> None:
-    """Write machine code to the cache under a key; without a cache folder, or if writing fails, nothing is cached.
+    """Write machine code to the cache under a key.
 
-    The file is replaced atomically, so concurrent readers never see part of it. Afterwards at most 2,000 files remain:
-    the least recently used ones beyond are deleted.
+    Nothing is cached if there is no usable cache folder, or if writing fails. The file is replaced atomically, so
+    concurrent readers never see part of it. Afterwards the least recently used files are deleted until at most 2,000
+    remain.
     """
     if (path := _path(key)) is None:
         return
@@ -99,9 +101,10 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _path(key: str) -> Path | None:
-    """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder.
+    """Return the path of the cached code for a key; None if there is no usable cache folder.
 
-    The result is None too if there is no home directory for the folder, or if the folder cannot be examined.
+    A folder is not usable if caching is disabled, if another user owns the folder, if there is no home directory, or if
+    the folder cannot be examined.
     """
     try:
         folder = _folder()
@@ -130,8 +133,9 @@ def _folder() -> Path | None:
 class _Sources:
     """The source files on which emitted IR depends, as they were when this module was imported.
 
-    Python code that was imported before a file changed does not match the file. So outlines identify machine code only
-    while the files are as they were, and if the youngest was a minute old when this module was imported.
+    An outline is a short description of a module's IR, by which cached machine code is found without emitting the IR.
+    An outline is exact only if the source files are those that Python has imported. So outlines are used only while the
+    files are unchanged, and only if every file was at least a minute old when this module was imported.
     """
 
     _SETTLED = 60.0  # seconds
@@ -146,11 +150,14 @@ class _Sources:
         self._is_settled = youngest * 1e-9 < now - self._SETTLED
 
     def are_current(self) -> bool:
-        """Return whether outlines identify the code that this process emits."""
+        """Return whether the files are those that Python has imported, so that outlines may be used."""
         return self._is_settled and self._read_stamps() == self._stamps
 
     def _read_stamps(self) -> list[tuple[int, int, int]]:
-        """Return a list of the times and the size of each file; the list is empty if a file cannot be read."""
+        """Return a list with the modification time, the change time and the size of each file.
+
+        The list is empty if a file cannot be read.
+        """
         try:
             found = [path.stat() for path in self._paths]
         except OSError:
@@ -291,9 +298,10 @@ def require_integer_tile() -> Tile:
 
 
 def _new_builder(name: str, tile: Tile, *, is_outline: bool) -> KernelBuilder:
-    """Return a new IR builder with an empty module, or an empty outline, for this processor's vector registers.
+    """Return a new IR builder for this processor's vector registers.
 
-    The kernels support several threads if PyTorch ships an OpenMP library.
+    The builder has an empty module. If `is_outline` is True, it makes an outline, a short description of the IR. The
+    kernels support several threads if PyTorch ships an OpenMP library.
     """
     return KernelBuilder(
         name,
@@ -320,9 +328,10 @@ _Arguments = TypeVar("_Arguments", bound=NamedTuple)
 
 @contextmanager
 def kernel_of(k: KernelBuilder, name: str, arguments: type[_Arguments]) -> Iterator[tuple[_Arguments, Value, Value]]:
-    """Emit a kernel as `kernel` does, whose arguments are the fields of the named tuple `arguments`, and yield them.
+    """Emit a kernel whose arguments are the fields of the named tuple class `arguments`.
 
-    The thread index and the thread count follow them.
+    The kernel's code is emitted in the body of `with`. Yield (arguments, thread index, thread count), where the
+    arguments are an instance of the class.
     """
     with kernel(k, name, len(arguments._fields)) as (numbers, thread, threads):
         yield arguments(*numbers), thread, threads
@@ -348,15 +357,16 @@ def compile_kernels(
 ) -> dict[str, CompiledKernel]:
     """Compile the kernels `names` of one module; return a dict from names to `CompiledKernel`.
 
-    Machine code that this or another process made from the same IR, for the same processor, is used again. It is found
-    by the module's outline, without its IR, if the package's source files have not changed since (see `_Sources`).
+    Machine code is reused if this or another process has compiled the same IR for the same processor. If the package's
+    source files have not changed (see `_Sources`), machine code is found by the module's outline. An outline is a short
+    description of the IR, which then need not be emitted.
 
     Args:
         name: the module's name.
         tile: the `Tile` whose vector length the kernels have.
         names: the names of the kernels.
-        emit: emits the kernels with a builder. It is called once for the outline and, if no code is known for that,
-            once for the IR.
+        emit: emits the kernels with a builder. It is called for the outline, if outlines may be used. It is called for
+            the IR if no machine code was found by the outline.
     """
     outline_key = None
     processor, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -398,7 +408,10 @@ _COMPILING = Lock()
 def _find_kernels(
     outline_key: str, processor: str, features: str, names: tuple[str, ...]
 ) -> dict[str, CompiledKernel] | None:
-    """Return the kernels of the module with an outline, from this process or from the cache; None if there are none."""
+    """Return a dict of the kernels of a module, from this process or from the cache; None if there are none.
+
+    `outline_key` is the hash of the module's outline, a short description of its IR.
+    """
     key = _CODE_KEYS.get(outline_key)
     if key is None:
         if (noted := load_cached_code(outline_key)) is None:

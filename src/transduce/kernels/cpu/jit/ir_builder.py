@@ -105,7 +105,10 @@ class KernelBuilder:
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Emit a call of a void function that was emitted earlier in the same LLVM module, or noted in an outline."""
+        """Emit a call of a void function of the same LLVM module, with the arguments `values`.
+
+        The function must have been emitted before. In an outline, a function that was only noted may be called too.
+        """
         if self.notes is not None:
             self.intrinsic(name, VOID, *values)
         else:
@@ -147,10 +150,10 @@ class KernelBuilder:
 
     @contextmanager
     def thread_loop(self, whole: Value, share: Sequence[Value], size: int = 1) -> Iterator[Value]:
-        """Emit a loop over one thread's share of `whole` items, for the body of `with`; yield an item's first element.
+        """Emit a loop over one thread's share of `whole` items, whose body is emitted in the body of `with`.
 
-        `share` is the thread's index and the number of threads, among which the items are divided evenly. An item has
-        `size` elements; if `size` is 1, the index of the item is yielded.
+        Yield the index of an item's first element, where each item has `size` elements. `share` is the thread's index
+        and the number of threads. The items are divided evenly among the threads.
         """
         first, last = self.thread_range(whole, *share)
         if size > 1:
@@ -159,11 +162,13 @@ class KernelBuilder:
             yield start
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Emit a loop over the vectors of a row of `width` elements; yield (first column, accumulator number) of each.
+        """Emit a loop over the vectors of a row of `width` elements.
 
-        The caller's `for` loop emits the code of one vector at a time. An iteration of the emitted loop has
-        `UNROLLED_VECTORS` vectors, each with its own accumulator number. The remaining vectors are emitted as a second
-        loop, over single vectors, whose accumulator number is 0.
+        Yield the first column of a vector (an IR value), and the number of the accumulator to use. The caller's `for`
+        loop emits the code of one vector at a time.
+
+        In the emitted loop, each iteration has `UNROLLED_VECTORS` vectors with different accumulators. A second loop
+        handles the remaining vectors one by one, with accumulator 0.
         """
         block = UNROLLED_VECTORS * self.lanes
         blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
@@ -198,9 +203,10 @@ class KernelBuilder:
 
     @contextmanager
     def do_while(self) -> Iterator[Callable[[Value], None]]:
-        """Emit a do-while loop for the body of `with`; yield a function that ends it.
+        """Emit a do-while loop, whose body is emitted in the body of `with`.
 
-        The body must end by calling the function with the condition to stop.
+        Yield a function that emits the end of the loop. The body must end by calling this function with the condition
+        to stop.
         """
         again, after = self.build.append_basic_block(), self.build.append_basic_block()
         self.build.branch(again)
@@ -270,9 +276,9 @@ class KernelBuilder:
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return (IR values) the first index and the index to stop at of the items, out of `whole`, for one thread.
+        """Return (IR values) the range [first, last) of the items that one thread takes.
 
-        The items are divided evenly among `threads` threads.
+        The `whole` items are divided evenly among `threads` threads.
         """
         start = self.build.sdiv(self.mul(whole, thread), threads)
         return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
@@ -483,7 +489,10 @@ class KernelBuilder:
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(self, variable: Value, value: Value, join: Callable[[Value, Value], Value]) -> None:
-        """Emit the update of the stack variable at the address `variable` to join(value, variable), such as a sum."""
+        """Emit code that sets a stack variable to join(value, variable), such as the sum of both.
+
+        `variable` is the variable's address.
+        """
         self.store(join(value, self.load_variable(variable)), variable)
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
@@ -548,10 +557,11 @@ _Inputs = ParamSpec("_Inputs")
 def outlined(
     emit: Callable[Concatenate[KernelBuilder, _Inputs], None],
 ) -> Callable[Concatenate[KernelBuilder, _Inputs], None]:
-    """Decorate a function of this package that emits LLVM functions; a builder of outlines only notes its arguments.
+    """Decorate a function that emits LLVM functions, so that outlines note its calls.
 
-    The emitted code must depend on nothing but the arguments, the builder's properties and the package's source code.
-    If an argument is of a kind that cannot be noted exactly, the code is emitted in outlines too.
+    An outline is a short description of a module's IR. A builder of an outline notes the function's name and arguments,
+    and emits no code. So the emitted code must depend on nothing but the arguments, the builder's properties and the
+    package's source code. If an argument cannot be noted exactly, the code is emitted in outlines too.
     """
     name = f"{emit.__module__}.{emit.__qualname__}"
 
@@ -568,9 +578,9 @@ def outlined(
 
 
 def _describe(value: object) -> str | None:
-    """Return a text that equals that of no other argument of an emitter; None for kinds that cannot be described.
+    """Return a text that identifies an argument of an emitter; None if its type is not supported.
 
-    Tuples, such as a `Tile`, are described by their class and their elements.
+    The supported types are None, bool, int, float, str, LLVM types, and tuples of these types, such as a `Tile`.
     """
     if value is None or type(value) in (bool, int, float, str):
         return repr(value)
