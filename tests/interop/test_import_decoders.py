@@ -231,6 +231,7 @@ def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
     )
     assert type(after).__name__ == RENAMED.get(architecture, architecture)
     assert after.generation_config.eos_token_id == [0, 1]
+    assert after.config.max_position_embeddings == before.config.max_position_embeddings
     tokenizers = [transformers.AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "out")]
     for prompt in PROMPTS:
         ids, again = (tokenizer(prompt, return_tensors="pt")["input_ids"] for tokenizer in tokenizers)

@@ -6,10 +6,10 @@ number of threads. All threads run the same kernel, split its work, and meet at 
 
 import ctypes
 import hashlib
-import math
 import os
 import platform
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 import torch
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Outline, Value
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
 # --- cache of machine code ---
-# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. Small files,
-# whose names are hashes of outlines and of the package's source code, hold such names. Each file begins with a
-# checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
+# A file's name is a hash of everything the code depends on: IR, options, processor and LLVM's version. Small files,
+# whose names are hashes of outlines, hold such names. Each file begins with a checksum, so truncated or damaged files
+# are ignored. Without a writable folder nothing is cached.
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
@@ -43,7 +43,7 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return a SHA-256 hash, in hexadecimal, of everything that machine code depends on: IR, processor, LLVM's version.
+    """Return a SHA-256 hash, in hexadecimal, of everything that machine code depends on: IR, options, processor, LLVM.
 
     The hash is the name of the code's file in the cache.
     """
@@ -129,43 +129,6 @@ def _folder() -> Path | None:
     base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
     return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
 
-
-class _Sources:
-    """The source files on which emitted IR depends, as they were when this module was imported.
-
-    An outline is a short description of a module's IR, by which cached machine code is found without emitting the IR.
-    An outline is exact only if the source files are those that Python has imported. So outlines are used only while the
-    files are unchanged, and only if every file was at least a minute old when this module was imported.
-    """
-
-    _SETTLED = 60.0  # seconds
-
-    def __init__(self, package: Path, now: float) -> None:
-        """Read the files of a package at the time `now`, in seconds since 1970."""
-        self._paths = [path for folder in ("kernels", "model") for path in sorted((package / folder).rglob("*.py"))]
-        self._stamps = self._read_stamps()
-        self.digest = _CHECKSUM(b"\0".join(path.read_bytes() for path in self._paths if self._stamps)).hexdigest()
-        """A hash of the files' contents."""
-        youngest = max((time for stamp in self._stamps for time in stamp[:2]), default=math.inf)
-        self._is_settled = youngest * 1e-9 < now - self._SETTLED
-
-    def are_current(self) -> bool:
-        """Return whether the files are those that Python has imported, so that outlines may be used."""
-        return self._is_settled and self._read_stamps() == self._stamps
-
-    def _read_stamps(self) -> list[tuple[int, int, int]]:
-        """Return a list with the modification time, the change time and the size of each file.
-
-        The list is empty if a file cannot be read.
-        """
-        try:
-            found = [path.stat() for path in self._paths]
-        except OSError:
-            return []
-        return [(each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in found]
-
-
-_SOURCES = _Sources(Path(__file__).parents[3], time.time())
 
 # --- compilation ---
 
@@ -297,18 +260,18 @@ def require_integer_tile() -> Tile:
     return tile
 
 
-def _new_builder(name: str, tile: Tile, *, is_outline: bool) -> KernelBuilder:
+def _new_builder(name: str, tile: Tile, outline: Outline | None) -> KernelBuilder:
     """Return a new IR builder for this processor's vector registers.
 
-    The builder has an empty module. If `is_outline` is True, it makes an outline, a short description of the IR. The
-    kernels support several threads if PyTorch ships an OpenMP library.
+    The builder has an empty module. With an `outline`, it makes an outline, a short description of the IR. The kernels
+    support several threads if PyTorch ships an OpenMP library.
     """
     return KernelBuilder(
         name,
         tile.lanes,
         threaded=find_openmp() is not None,
         has_bfloat16_rounding=tile.lanes == AVX512_TILE.lanes and _has_pairs(),
-        is_outline=is_outline,
+        outline=outline,
     )
 
 
@@ -357,9 +320,8 @@ def compile_kernels(
 ) -> dict[str, CompiledKernel]:
     """Compile the kernels `names` of one module; return a dict from names to `CompiledKernel`.
 
-    Machine code is reused if this or another process has compiled the same IR for the same processor. If the package's
-    source files have not changed (see `_Sources`), machine code is found by the module's outline. An outline is a short
-    description of the IR, which then need not be emitted.
+    Machine code is reused if this or another process has compiled the same IR for the same processor. If the module's
+    outline is exact, machine code is found by it, and the IR need not be emitted (see `Outline`).
 
     Args:
         name: the module's name.
@@ -370,22 +332,22 @@ def compile_kernels(
     """
     outline_key = None
     processor, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    if _SOURCES.are_current():
-        outline = _new_builder(name, tile, is_outline=True)
-        emit(outline)
-        traits = names, tile, outline.threaded, outline.has_bfloat16_rounding
-        versions = llvmlite.__version__, llvm.llvm_version_info, _SOURCES.digest
-        outline_key = cache_key(
-            outline.module, outline.notes, sorted(outline.features), *traits, processor, features, *versions
-        )
+    outline = Outline(KernelBuilder, _make_code, _target_machine)
+    k = _new_builder(name, tile, outline)
+    emit(k)
+    if outline.text is not None:
+        traits = names, tile, k.threaded, k.has_bfloat16_rounding, sorted(k.features)
+        versions = sys.version, llvmlite.__version__, llvm.llvm_version_info
+        outline_key = cache_key(k.module, outline.text, *traits, processor, features, *versions)
         with _COMPILING:
             kernels = _find_kernels(outline_key, processor, features, names)
         if kernels is not None:
             return kernels
-    k = _new_builder(name, tile, is_outline=False)
+    k = _new_builder(name, tile, None)
     emit(k)
     text, features = str(k.module), ",".join([features, *(f"+{each}" for each in sorted(k.features))])
-    key = cache_key(text, processor, features, llvm.llvm_version_info)
+    compilation = Outline(_make_code, _target_machine).text
+    key = cache_key(text, compilation, processor, features, llvmlite.__version__, llvm.llvm_version_info)
     with _COMPILING:
         if key not in _LOADED:
             machine = _target_machine(processor, features)
@@ -394,7 +356,7 @@ def compile_kernels(
                 code = _make_code(text, machine)
                 cache_code(key, code)
             _LOADED[key] = _load(code, machine, names)
-        if outline_key is not None and _SOURCES.are_current():
+        if outline_key is not None:
             _CODE_KEYS[outline_key] = key
             cache_code(outline_key, key.encode())
         return _LOADED[key]
