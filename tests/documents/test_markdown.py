@@ -88,6 +88,8 @@ def test_inline_elements_of_markdown_move_with_their_words(
         ("from $5 to $10 in A$, $3 (or 2$) a\n", "FROM $5 TO $10 IN A$, $3 (OR 2$) A\n"),
         ("for $n > 0$ the $n$th $k$-means, $\\text{if so}$\n", "FOR $n > 0$ THE $n$TH $k$-MEANS, $\\text{if so}$\n"),
         ("so \\(a + b\\) and \\[c_d\\], \\[of it\\] \\(1\\)\n", "SO \\(a + b\\) AND \\[c_d\\], [OF IT] (1)\n"),
+        ("\\[is it?\\] \\[**it’s**/so\\] \\(C++ “or” so\\)\n", "[IS IT?] \\[**IT’S**/SO\\] (C++ “OR” SO)\n"),
+        ("of \\(\\alpha\\), \\(2\\pi\\) \\[\\text{so}\\]\n", "OF \\(\\alpha\\), \\(2\\pi\\) \\[\\text{so}\\]\n"),
         ("a \\$5 and 6\\$ b\n", "A \\$5 AND 6\\$ B\n"),
         ("[[A b]] and [[C|d]], \\\\(x + y\\\\)\n", "[[A b]] AND [[C|d]], \\\\(x + y\\\\)\n"),
         ("> a\n>\n> b\r\n", "> A\n>\n> B\r\n"),

@@ -334,7 +334,7 @@ class _Delimiters:
 
 # Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    rf"(?!\\[(\[][\d\s,;–-]*\\)(?:{FORMULA})" + r"|\[\^[^\]\s]{1,100}\]"
+    rf"(?!\\[(\[][\d\s,;–-]*\\[)\]])(?:{FORMULA})" + r"|\[\^[^\]\s]{1,100}\]"
     r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
     r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
