@@ -56,7 +56,7 @@ from transduce.interop.hugging_face.export import (
 from transduce.interop.onnx.export import OnnxEncoder, OnnxLanguageModel, OnnxModel, write_onnx
 from transduce.model.build import Model
 from transduce.model.transformer import Decoder, Encoder, Transformer
-from transduce.model_folder.write import write_model_folder
+from transduce.model_folder.write import TransformersContent, write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer, tokenizer_json
@@ -101,7 +101,7 @@ ODD_TEXTS = [
 
 
 def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> ExportedModel | ExportedEncoder:
-    """Write a model folder and open it with transformers."""
+    """Write a model folder for Hugging Face's class, and open it with transformers."""
     write_model_folder(
         folder,
         weights=model.state_dict(),
@@ -109,6 +109,7 @@ def to_hugging_face(model: Model, tokenizer: Tokenizer, folder: Path) -> Exporte
         tokenizer=tokenizer,
         languages=("zh", "en"),
         documents={},
+        for_transformers=TransformersContent(is_export=True),
     )
     if isinstance(model, Encoder):
         return HuggingFaceEncoder(folder, model.config)

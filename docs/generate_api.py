@@ -249,9 +249,10 @@ def members(owner: str, item: type) -> Iterator[str]:
             if (name.startswith("_") and name != "__call__") or name in shown or not text:
                 continue
             shown.add(name)
+            if "under its old name" in text:
+                continue
             if isinstance(member, property):
-                if "under its old name" not in text:
-                    yield f"#### `{owner}.{name}` (property)\n\n{render(text)}\n"
+                yield f"#### `{owner}.{name}` (property)\n\n{render(text)}\n"
             elif callable(inspect.unwrap(getattr(base, name))) and not isinstance(member, type):
                 function = definition(getattr(base, name))
                 if isinstance(function, ast.FunctionDef):

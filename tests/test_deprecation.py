@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from transduce.tasks.settings.reading import make_settings, put_setting, read_se
 from transduce.tasks.settings.structs import CorpusSettings
 from transduce.text.glossary import Glossary, Term
 from transduce.training.callbacks import Callback
+from transduce.training.run_estimate import RunEstimate
 
 ALTERNATIVE = Alternative("Hi", ("▁Hi",), (-0.5, -0.25), -0.75, ended=True)
 
@@ -279,23 +281,63 @@ def test_search_settings_have_the_new_name() -> None:
     assert SearchSettings(batch_invariant=True) != SearchSettings()
 
 
+_TINY = ModelConfig(
+    source_vocabulary_size=4, target_vocabulary_size=4, d_model=4, d_ff=4, num_heads=1, output_scale=0.5
+)
+
+
 def test_the_old_method_of_models_gives_the_result_of_the_new_one() -> None:
-    model = Transformer(
-        ModelConfig(
-            source_vocabulary_size=4, target_vocabulary_size=4, d_model=4, d_ff=4, num_heads=1, output_scale=0.5
-        )
-    )
     with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
-        assert model.finish(torch.ones(1, 4)).tolist() == [[0.5] * 4]
+        assert Transformer(_TINY).finish(torch.ones(1, 4)).tolist() == [[0.5] * 4]
 
 
-def test_a_callback_with_the_old_method_gets_the_estimate() -> None:
-    class Keeper(Callback):
-        def on_forecast(self, event: object) -> None:
+def test_a_subclass_with_the_old_method_of_models_still_changes_the_output() -> None:
+    class Doubled(Transformer):
+        def finish(self, x: torch.Tensor) -> torch.Tensor:
+            with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
+                return 2.0 * super().finish(x)
+
+    ids = torch.tensor([[3, 2]])
+    plain, model = Transformer(_TINY).eval(), Doubled(_TINY).eval()
+    model.load_state_dict(plain.state_dict())
+    with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
+        found = model(ids, ids)
+    torch.testing.assert_close(found, 2.0 * plain(ids, ids))
+
+
+def test_a_model_with_the_new_method_uses_it_under_the_old_name() -> None:
+    class Doubled(Transformer):
+        def scale_output(self, x: torch.Tensor) -> torch.Tensor:
+            return 2.0 * super().scale_output(x)
+
+    with pytest.warns(DeprecationWarning, match="`finish` is now `scale_output`"):
+        assert Doubled(_TINY).finish(torch.ones(1, 4)).tolist() == [[1.0] * 4]
+
+
+class _Received(Callback):
+    """A callback with the old method, which also calls that of its base class, as one that follows others does."""
+
+    def __init__(self, *others: Callback) -> None:
+        self.events: list[object] = []
+        self.others = others
+
+    def on_forecast(self, event: RunEstimate) -> None:
+        self.events.append(event)
+        with warnings.catch_warnings(action="ignore"):
+            super().on_forecast(event)
+            for each in self.others:
+                each.on_forecast(event)
+
+
+def test_a_callback_with_the_old_method_gets_the_estimate_once() -> None:
+    class New(Callback):
+        def on_estimate(self, event: RunEstimate) -> None:
             received.append(event)
 
     received: list[object] = []
     estimate: Any = object()
+    inner = _Received()
+    outer = _Received(inner, New())
     with pytest.warns(RenamedWarning, match="`on_forecast` is now `on_estimate`"):
-        Keeper().on_estimate(estimate)
-    assert received == [estimate]
+        outer.on_estimate(estimate)
+    assert outer.events == inner.events == received == [estimate]

@@ -105,7 +105,7 @@ def test_stored_settings_files_of_earlier_versions_are_read(
     shutil.copytree(folder.parent.parent / "corpora", tmp_path, dirs_exist_ok=True)
     shutil.copytree(folder.parent, tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("transduce.tasks.run.run._forecast", lambda *_: None)  # the next test has forecasts
+    monkeypatch.setattr("transduce.tasks.run.run._estimate", lambda *_: None)  # the next test has estimates
     transduce.train(folder / "settings.toml", out=tmp_path / "run", dry_run=True, device="cpu", threads=1)
     config = json.loads((folder / "config.json").read_text("utf-8"))["transduce"]
     shown = " ".join(capsys.readouterr().err.split())

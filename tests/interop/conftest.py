@@ -21,7 +21,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.norms import BatchNorm
 from transduce.model.recurrent import Recurrent
 from transduce.model.transformer import Transformer
-from transduce.model_folder.write import write_model_folder
+from transduce.model_folder.write import TransformersContent, write_model_folder
 from transduce.text.corpus import CorpusFiles, read_pairs
 from transduce.text.sentencepiece_model import TokenizerSettings
 from transduce.text.tokenizer import Tokenizer
@@ -131,7 +131,7 @@ def with_special_ids(tokenizer: Tokenizer, config: ModelConfig) -> Tokenizer:
 def write_folder() -> WriteFolder:
     """Return a function that writes a model folder."""
 
-    def write(model: Model, tokenizer: Tokenizer, folder: Path, **documents: str) -> Path:
+    def write(model: Model, tokenizer: Tokenizer, folder: Path, *, is_export: bool = False, **documents: str) -> Path:
         write_model_folder(
             folder,
             weights=model.state_dict(),
@@ -139,6 +139,7 @@ def write_folder() -> WriteFolder:
             tokenizer=tokenizer,
             languages=("zh", "en"),
             documents=documents,
+            for_transformers=TransformersContent(is_export=is_export),
         )
         return folder
 

@@ -1,6 +1,7 @@
 """Test that Hugging Face opens folders of encoders, language models and models with two vocabularies."""
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import transduce
 from transduce.atomic_io import file_sha256
+from transduce.errors import TransduceWarning
 from transduce.exchange.comparison import (
     OriginalEncoder,
     OriginalLanguageModel,
@@ -339,7 +342,7 @@ def test_language_models_have_equal_log_probabilities_and_continuations_in_huggi
 ) -> None:
     model = make_model(**changes)
     assert isinstance(model, Decoder)
-    write_folder(model, small_tokenizer, tmp_path)
+    write_folder(model, small_tokenizer, tmp_path, is_export=True)
     theirs = HuggingFaceLanguageModel(tmp_path, model.config)
     assert type(theirs.model).__name__ == class_for(model.config)
     own = OriginalLanguageModel(model, unknown_id=2, context=64)
@@ -354,6 +357,38 @@ def test_language_models_have_equal_log_probabilities_and_continuations_in_huggi
         # Gemma's weights of norms are stored less 1, which rounds those below 0.5.
         rounded = 2**-25 if changes["scale_embeddings"] and "norm" in name else 0.0
         assert float((again[name] - tensor).abs().max()) <= rounded, name
+
+
+@pytest.mark.parametrize("changes", [GEMMA, MISTRAL, OPT])
+def test_a_folder_holds_every_weight_exactly_and_only_an_export_rounds(
+    make_model: MakeModel, small_tokenizer: Tokenizer, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Weights of norms below 0.5 are no sum of 1 and a stored float32, as Gemma's class stores them."""
+    model = make_model(**changes)
+    assert isinstance(model, Decoder)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(-0.5, 0.5)
+    transduce.save(model, tmp_path / "ours", tokenizer=small_tokenizer)
+    again = read_any_model_folder(tmp_path / "ours").model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+    content = json.loads((tmp_path / "ours" / "config.json").read_text("utf-8"))
+    is_gemma = class_for(model.config) == "GemmaForCausalLM"
+    assert content.get("architectures") == (None if is_gemma else [class_for(model.config)])
+    assert content["max_position_embeddings"] == 64 if changes is OPT else 1024
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        transduce.export(tmp_path / "ours", tmp_path / "out", to="huggingface", threads=1)
+    messages = [str(each.message) for each in caught if issubclass(each.category, TransduceWarning)]
+    assert [message[:56] for message in messages] == (
+        ["GemmaForCausalLM stores the weights of norms less 1, whi"] * is_gemma
+    )
+    exported = read_any_model_folder(tmp_path / "out").model.state_dict()
+    equal = [name for name, tensor in model.state_dict().items() if torch.equal(exported[name], tensor)]
+    assert {name for name in exported if name not in equal} == {
+        name for name in exported if is_gemma and "norm" in name
+    }
 
 
 def test_hugging_face_starts_each_prompt_with_the_end_symbol(

@@ -174,6 +174,33 @@ def test_an_imported_model_trained_further_ends_lines_with_its_end_symbol(
     assert after.vocabulary.ends == (0,)
 
 
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_language_model_trained_further_is_exported_to_hugging_face(
+    architecture: str, begins: bool, make_decoder: MakeFolder, toy_corpus: Path, tmp_path: Path
+) -> None:
+    from transduce.tasks.train import train
+
+    base = make_decoder(architecture, begins=begins, eos_token_id=[0, 1])
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}", "utf-8")
+    settings = {"task.kind": "language-model", "task.context": 64, "training.steps": 2, "training.precision": "fp32"}
+    text, run = str(toy_corpus / "train.en"), tmp_path / "run"
+    train(out=run, init_from=base, source=text, settings=settings, device="cpu", threads=1)
+    transduce.export(run, tmp_path / "out", to="huggingface", sources=PROMPTS[:1], threads=1)
+    tokenizer = peers().AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.chat_template is None
+    generator = opened(run)
+    for prompt in ["I like", "the fish is big."]:
+        assert tokenizer(prompt)["input_ids"] == generator.prompt_ids(prompt)
+        (found,) = generator(prompt, search=GREEDY).continuations
+        text = continued(tmp_path / "out", prompt, 24)[0]  # of one line
+        assert text
+        assert found.text.startswith(text)
+    after_export = "only after an export" in (run / "README.md").read_text("utf-8")
+    assert after_export == (not begins or architecture == "GemmaForCausalLM")
+    assert "only after an export" not in (tmp_path / "out" / "README.md").read_text("utf-8")
+
+
 def test_start_and_end_symbols_missing_in_the_configuration_come_from_the_tokenizer(
     make_decoder: MakeFolder,
 ) -> None:
@@ -204,6 +231,7 @@ def test_an_imported_decoder_is_exported_to_hugging_face_unchanged(
     )
     assert type(after).__name__ == RENAMED.get(architecture, architecture)
     assert after.generation_config.eos_token_id == [0, 1]
+    assert after.config.max_position_embeddings == before.config.max_position_embeddings
     tokenizers = [transformers.AutoTokenizer.from_pretrained(each) for each in (folder, tmp_path / "out")]
     for prompt in PROMPTS:
         ids, again = (tokenizer(prompt, return_tensors="pt")["input_ids"] for tokenizer in tokenizers)

@@ -469,6 +469,25 @@ def test_prompts_of_several_lengths_in_a_batch_are_continued_as_by_generate(
 
 
 MIXED_WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+ALL_WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+MIXED_LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "qwen2", "qwen3"])
+def test_the_types_of_layers_decide_whether_there_is_a_window(model_type: str) -> None:
+    read = IMPORT_FAMILIES[model_type].settings
+    content = LLAMA | ALL_WINDOWS | {"model_type": model_type, "max_position_embeddings": 9}
+    for name, window in (("sliding_attention", 3), ("full_attention", None)):
+        typed = content | {"layer_types": [name] * LLAMA["num_hidden_layers"]}
+        assert read(ConfigReader(typed, "config.json")).get("attention_window") == window
+    typed = content | MIXED_LAYERS | {"max_position_embeddings": 4}  # a window that no text exceeds
+    assert "attention_window" not in read(ConfigReader(typed, "config.json"))
+    assert "attention_window" not in read(ConfigReader(content | {"sliding_window": None}, "config.json"))
+
+
+def test_a_gemma_without_an_activation_has_the_one_of_transformers() -> None:
+    content = LLAMA | {"model_type": "gemma", "hidden_act": None, "use_bidirectional_attention": False}
+    assert IMPORT_FAMILIES["gemma"].settings(ConfigReader(content, "config.json"))["activation"] == "geglu-tanh"
 
 
 def bart_content(**changes: Any) -> dict[str, Any]:
@@ -502,10 +521,14 @@ def bart_content(**changes: Any) -> dict[str, Any]:
             "`sliding_window` must apply to all layers or to none .* is 4",
         ),
         (LLAMA | {"model_type": "mistral", "sliding_window": 0}, "`sliding_window` must be at least 1 .* but is 0"),
+        # transformers takes this for a Ministral, whose window is not that of all layers.
+        (LLAMA | {"model_type": "mistral", "sliding_window": 4} | MIXED_LAYERS, "must apply to all layers or to none"),
+        (LLAMA | {"model_type": "phi3", "sliding_window": 4} | MIXED_LAYERS, "`layer_types` must be None"),
+        (LLAMA | {"model_type": "qwen2", "layer_types": []} | ALL_WINDOWS, "must apply to all layers or to none"),
         (LLAMA | {"model_type": "phi3", "partial_rotary_factor": 0.5}, "`partial_rotary_factor` must be 1.0"),
-        (LLAMA | {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}}, "all dimensions of a head"),
+        (LLAMA | {"model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}}, "and rotate whole heads"),
         (LLAMA | {"model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "`rope_scaling` must be of the type"),
-        (LLAMA | {"model_type": "gemma", "use_bidirectional_attention": True}, "must be None .* but is True"),
+        (LLAMA | {"model_type": "gemma", "use_bidirectional_attention": True}, "must be false .* but is True"),
         (OPT | {"model_type": "opt", "do_layer_norm_before": False}, "`do_layer_norm_before` must be True"),
         (OPT | {"model_type": "opt", "word_embed_proj_dim": 8}, "`word_embed_proj_dim` must equal `hidden_size`, 16"),
         (GPT2 | {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "must be False"),

@@ -203,7 +203,7 @@ def curve(corpus: str, limit: float, delay: float, steps: int) -> RecordedRun:
     )
 
 
-def test_curves_like_the_recorded_ones_are_forecast() -> None:
+def test_the_ends_of_curves_like_the_recorded_ones_are_estimated() -> None:
     """A run that rises steeply before the validation rises further than one that has become flat."""
     records = [
         curve(f"{limit} {delay}", limit, delay, steps)

@@ -126,7 +126,7 @@ def test_other_results_than_true_do_not_stop_a_run(settings: dict[str, Any], tmp
     assert run(tmp_path / "m", settings, *callbacks).reason == "finished"
 
 
-def test_a_dry_run_calls_no_method_but_the_forecast(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_dry_run_calls_no_method_but_the_one_for_estimates(settings: dict[str, Any], tmp_path: Path) -> None:
     stopper = Stopper("on_start", True)
     train(out=tmp_path / "m", settings=settings, callbacks=[stopper], dry_run=True, device="cpu", threads=1)
     assert not stopper.checkpoints

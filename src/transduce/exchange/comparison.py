@@ -157,8 +157,8 @@ class Original:
     def max_length(self) -> int:
         """The maximum number of tokens of a source or target in the comparison.
 
-        This is the number of positions of exports (`max_sequence_length`), or the number in the folder's config.json if
-        that is smaller.
+        The maximum is the number of positions of exports (`max_sequence_length`). A smaller number in the folder's
+        config.json takes precedence.
         """
         positions, stated = max_sequence_length(self.config), hugging_face_context(self.folder)
         return positions if stated is None else min(positions, stated)
@@ -237,9 +237,10 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Difference(NamedTuple):
-    """One target token's log-probability in nats by the original (`ours`) and by the export (`theirs`).
+    """The log-probabilities of one target token by the original and by the export, in nats.
 
-    `difference` is absolute, `allowed` is what rounding may cause, and `sentence` and `token` count from 0.
+    `ours` is the original's and `theirs` the export's. `difference` is their absolute difference, and `allowed` the
+    difference that rounding may cause. `sentence` and `token` are indices from 0.
     """
 
     difference: float
@@ -290,7 +291,11 @@ class ExportComparison:
 
     @property
     def agreement(self) -> Agreement:
-        """Statistics over all compared log-probabilities (in nats) and greedy translations; at least one is needed."""
+        """The statistics of all sentences compared so far; there must be at least one.
+
+        The mean difference is that of the original's own translations. The largest difference includes those of random
+        targets.
+        """
         own = [each.difference for each in self.own_differences]
         differences = [*own, *(each.difference for each in self.random_differences)]
         return Agreement(
@@ -334,7 +339,8 @@ class ExportComparison:
             name: name of the format and the quantization, for the message.
 
         Raises:
-            TransduceError: the mean difference of log-probabilities in the original's translations exceeds 0.5 nats.
+            TransduceError: the log-probabilities of the tokens of the original's translations differ by more than 0.5
+                nats on average.
         """
         mean = self.agreement.mean_difference
         if not mean <= QUANTIZED_TOLERANCE:
@@ -348,17 +354,19 @@ class ExportComparison:
 def _differences(
     original: ExportedModel, exported: ExportedModel, sources: Ids, targets: Ids, first: int
 ) -> Iterator[_Difference]:
-    """Yield how much the log-probabilities of each target token and end symbol differ between two models.
+    """Yield the difference of two models' log-probabilities for each target token.
+
+    The end symbol of each target is included. A difference that is not a number (NaN) counts as infinite.
 
     Args:
         original: the original model.
         exported: its export.
         sources: token ids of each source or prompt.
         targets: token ids of each target.
-        first: index of the first sentence among all, for messages.
+        first: index of the first source among all sentences of the comparison, for messages.
 
     Yields:
-        Both log-probabilities and their difference; one that is not a number (NaN) counts as infinite.
+        A `_Difference`: both log-probabilities, their difference, and the position.
     """
     pairs = zip(original.log_probabilities(sources, targets), exported.log_probabilities(sources, targets), strict=True)
     for sentence, (ours, theirs) in enumerate(pairs, first):
@@ -426,9 +434,10 @@ class EncoderAgreement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Worst(NamedTuple):
-    """The value among an encoder's outputs with the largest error, by the original (`ours`) and its export.
+    """The value with the largest error among an encoder's outputs.
 
-    `excess` is the error over what rounding may cause, and `text` the index of the text.
+    `ours` is the original's value, and `theirs` the export's. `excess` is the error divided by the error that rounding
+    may cause. `text` is the index of the text.
     """
 
     excess: float
@@ -473,7 +482,7 @@ class EncoderComparison:
 
     @property
     def agreement(self) -> EncoderAgreement:
-        """Statistics over all compared outputs of the encoder and its export; at least one is needed."""
+        """The statistics of all outputs compared so far; there must be at least one."""
         return EncoderAgreement(
             texts=len(self.agreeing),
             largest_differences=dict(self._largest),
@@ -530,9 +539,10 @@ def compare_encoders(
 
 
 def _same_best(ours: NDArray[Any], theirs: NDArray[Any]) -> bool:
-    """Return whether two arrays of logits, (…, choices), have the same best choice everywhere, except for ties.
+    """Return whether two arrays of logits, (…, choices), have the same best choices.
 
-    A choice of the second array counts as tied if its logit in the first is the highest up to rounding.
+    Ties are accepted: the best choice in `theirs` may be any choice whose logit in `ours` is the highest up to
+    rounding.
     """
     values = np.take_along_axis(ours, theirs.argmax(axis=-1)[..., None], axis=-1)[..., 0]
     return bool((ours.max(axis=-1) - values <= 2 * TOLERANCE).all())
@@ -572,12 +582,15 @@ class TrialTexts(NamedTuple):
 
 
 def choose_trial(original: Original, sources: Sequence[str] | None) -> TrialTexts:
-    """Choose the texts on which an export of a model is compared, and return them tokenized, as a `TrialTexts`.
+    """Choose the texts on which an export of a model is compared, and tokenize them.
 
     Args:
         original: the model.
-        sources: the texts, of which the first 64 are used; None: texts that the model's training run stored, or else
-            random tokens.
+        sources: the texts, of which the first 64 that are not blank are used. None: texts that the model's training run
+            stored in its folder. If there are none, random tokens are used.
+
+    Returns:
+        The texts with their token ids.
     """
     config, vocabulary = original.config, original.tokenizer.source
     texts, origin = _texts(original, sources)
@@ -605,10 +618,11 @@ def choose_trial(original: Original, sources: Sequence[str] | None) -> TrialText
 
 
 def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[int]]:
-    """Return for each text a list of the token ids, with special tokens, that an exported tokenizer must produce.
+    """Return the list of token ids that an exported tokenizer must produce for each text.
 
-    The original model's tokenizer makes the ids. If the model has several target languages, the texts take them
-    in turn.
+    The ids include special tokens and are made by the original model's tokenizer. If the model has several target
+    languages, the first text is tokenized for the first language, the next text for the next language, and so on in a
+    cycle.
     """
     vocabulary, config = original.tokenizer.source, original.config
     is_imported = isinstance(original.tokenizer, ImportedTokenizer)
@@ -617,17 +631,19 @@ def expected_token_ids(original: Original, texts: Sequence[str]) -> list[list[in
         return [[special_tokens.cls, *encode_masked(vocabulary, text), special_tokens.sep] for text in texts]
     encoded = vocabulary.encode_batch(texts)
     if config.kind == "decoder":  # a prompt is continued, so no end symbol follows it
-        start = vocabulary.before if is_imported else (config.start_id,)
+        end = () if vocabulary.keeps_line_feeds else (vocabulary.eos_id,)
+        start = vocabulary.before or end if is_imported else (config.start_id,)
         return [[*start, *ids] for ids in encoded]
     directed = cycle([vocabulary] if is_imported else original.source_vocabularies)
     return [each.with_special_tokens(ids) for each, ids in zip(directed, encoded, strict=False)]
 
 
 def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return a list of texts in the form in which the exported tokenizer must get them.
+    """Return a list of texts in the form that the exported tokenizer takes.
 
-    If the model has several target languages, a language token is added before each text, one language after the other;
-    otherwise the texts are unchanged.
+    If the model has several target languages, a language token is put before each text. The first text gets the token
+    of the first language, the next text that of the next language, and so on in a cycle. Otherwise the texts are
+    unchanged.
     """
     if len(original.source_vocabularies) == 1:
         return list(texts)
@@ -636,10 +652,10 @@ def exported_texts(original: Original, texts: Sequence[str]) -> list[str]:
 
 
 def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
-    """Return a list of the texts for which the exported tokenizer must return the same tokens as the model's own.
+    """Return a list of the texts that the exported tokenizer must split as the model's own tokenizer does.
 
-    Left out are texts that contain a language token, and texts with the spelling of a special token such as `</s>` if
-    the tokenizers may read it differently.
+    Texts that contain a language token are left out. Texts with the spelling of a special token, such as `</s>`, are
+    left out, too, if the two tokenizers may read the spelling differently.
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
@@ -715,8 +731,9 @@ def translate_greedily(model: ExportedModel, translator: Translator, sentences: 
 def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str], str]:
     """Return a list of texts to compare an export on, and a description of their origin for the report.
 
-    The texts are the first 64 nonblank sources; without any, texts that a training run stored in the model's folder, or
-    else random tokens. One long text made of them is added.
+    The texts are the first 64 sources that are not blank. Without such sources, texts that a training run stored in the
+    model's folder are used. Without these, the texts are random tokens. The last text is a long one, made by joining
+    others.
     """
     vocabulary = original.tokenizer.source
     real, origin = _first_texts(sources or []), "the sources given"
@@ -733,7 +750,7 @@ def _texts(original: Original, sources: Sequence[str] | None) -> tuple[list[str]
 
 
 def _first_texts(texts: Sequence[str]) -> list[str]:
-    """Return a list of the first 64 texts that are not blank, which is how many an export is compared on."""
+    """Return a list of the first 64 texts that are not blank."""
     return [text for text in texts if text.strip()][:_COMPARED_TEXTS]
 
 

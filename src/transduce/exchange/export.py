@@ -9,7 +9,7 @@ import msgspec
 
 from transduce.argument_checks import as_path
 from transduce.atomic_io import lock_output, name_path_in_errors, sync_file, sync_folder
-from transduce.errors import TransduceError, explain_wrong_types
+from transduce.errors import TransduceError, explain_wrong_types, warn
 from transduce.evaluation.scores import ScoreReport, check_line_counts, score
 from transduce.exchange.comparison import (
     Agreement,
@@ -25,8 +25,9 @@ from transduce.exchange.comparison import (
     compare_models,
     translate_greedily,
 )
-from transduce.exchange.exporters import FORMATS, Exporter, exporter_for
+from transduce.exchange.exporters import FORMATS, Exporter, HuggingFaceExporter, exporter_for
 from transduce.interop.components import ExportedEncoder, ExportedModel
+from transduce.interop.hugging_face.export import class_for, count_rounded
 from transduce.machine import detect_machine
 from transduce.model.build import Model
 from transduce.model_folder.load import load_model_at, with_languages
@@ -136,6 +137,11 @@ def export(
         report = msgspec.structs.replace(report, out=str(out))
         exporter.describe(temporary, report.measured())
         _rename_complete(temporary, out)
+    if to == HuggingFaceExporter.name and (rounded := count_rounded(original.model.state_dict(), original.config)):
+        warn(
+            f"{class_for(original.config)} stores the weights of norms less 1, which rounds {rounded:,} of them below "
+            f"0.5 to 24 binary places: keep {folder} to have them exactly."
+        )
     return report
 
 
@@ -147,16 +153,17 @@ def _select_directions(
     Args:
         content: the model and its tokenizer.
         folder: the model's folder.
-        to: the export format; only "huggingface" can export all target languages.
-        target_language: the only one to export; None: all of them.
+        to: the export format; only "huggingface" can export several target languages.
+        target_language: the only target language to export; None: all of them.
 
     Returns:
-        The content with the language pairs of the export, and a tokenizer for the target language if only one is
-        exported. A model of one pair of languages is returned unchanged.
+        The content with the language pairs of the export. If one target language is exported, the tokenizer is for this
+        language. A model that was not trained on several language pairs is returned unchanged.
 
     Raises:
-        TransduceError: the model does not translate to the target language, or it has several and the format can hold
-            only one, but none is chosen.
+        TransduceError: the model does not translate to `target_language`. Or `target_language` is None, the model has
+            several target languages, and the format can hold only one. Or `target_language` is set for a model that was
+            not trained on several language pairs.
     """
     if not content.directions:
         if target_language is not None:
@@ -248,9 +255,10 @@ def _write_and_compare(
 
 @contextlib.contextmanager
 def _temporary_folder(out: Path) -> Iterator[Path]:
-    """Create a temporary folder next to `out` for a `with` block, yield its path, and remove it unless it was renamed.
+    """Create a temporary folder next to `out` for a `with` block, and yield its path.
 
-    Parent folders that were created are removed too if they are empty. Errors in the block name `out`.
+    At the end of the block, the folder is removed unless the block has renamed it. Parent folders that were created for
+    it are removed, too, if they are empty. An `OSError` of the block without a file name gets the name `out`.
 
     Raises:
         TransduceError: the temporary folder cannot be created, or another process writes to `out`.

@@ -59,6 +59,7 @@ from transduce.model_folder.read import (
 )
 from transduce.model_folder.safety import file_inside
 from transduce.model_folder.write import (
+    TransformersContent,
     has_original_tokenizer,
     read_original_tokenizer,
     with_added_tokens,
@@ -70,7 +71,7 @@ from transduce.text.vocabulary import CONTEXT_SEPARATOR
 
 
 def _render(template: str, **values: object) -> str:
-    """Return the text of a template of the folder `readme`, which is in the language of Jinja2, with these values."""
+    """Return the text of a Jinja2 template in the folder `readme`, filled with these values."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -126,14 +127,15 @@ def _readme(exporter: "Exporter", measured: str) -> str:
 
 NO_CLASS, NO_TOKENIZER = "No class of Hugging Face's holds this model", "Hugging Face has no such tokenizer"
 """The beginnings of paragraphs in model cards that say why Hugging Face's transformers does not open the folder."""
-AFTER_EXPORT = "Hugging Face's tokenizers read this folder only after an export"
-NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT)
+AFTER_EXPORT = "Hugging Face's transformers opens this folder only after an export"
+# The last one is in the cards of older folders.
+NOT_OPENED = (NO_CLASS, NO_TOKENIZER, AFTER_EXPORT, "Hugging Face's tokenizers read this folder only after an export")
 
 
 def opening_sentence(config: ModelConfig) -> str:
-    """Return a model card's sentence that says with which of Hugging Face's classes the folder can be opened.
+    """Return a sentence for a model card that names the Hugging Face classes that open the folder.
 
-    There must be a class that computes a model with this configuration.
+    One of Hugging Face's classes must support this configuration.
     """
     return (
         f"The folder is also one of Hugging Face's class `{class_for(config)}`: `{automatic_class_for(config)}` and "
@@ -181,7 +183,8 @@ class Exporter(ABC):
         """Check that the format supports all settings of the model.
 
         Args:
-            remedy: the values of settings with which the format would support a model like this one; None: unknown.
+            remedy: values of settings that the format supports, which the error message suggests for training another
+                model; None: the message suggests none.
 
         Raises:
             TransduceError: the format does not support a setting, or the model has a component that a user registered.
@@ -278,7 +281,8 @@ class OnnxExporter(Exporter):
 class HuggingFaceExporter(Exporter):
     """An exporter to Hugging Face: it writes a model folder without the other files of the training run.
 
-    The files are written, not copied: an older version may have written the model before its class was supported.
+    The files are written anew, because an older version of transduce may have written the model's own files. That
+    version may not have supported the model's Hugging Face class.
     """
 
     name = "huggingface"
@@ -306,7 +310,8 @@ class HuggingFaceExporter(Exporter):
         if isinstance(tokenizer, ImportedTokenizer):
             files = with_added_tokens(read_original_tokenizer(original.folder, original.languages), tokenizer)
             if not has_original_tokenizer(original.folder):
-                files |= {name: json_bytes(content) for name, content in pipeline_files(tokenizer).items()}
+                made = pipeline_files(tokenizer, original.config)
+                files |= {name: json_bytes(content) for name, content in made.items()}
         write_model_folder(
             folder,
             weights=original.model.state_dict(),
@@ -314,15 +319,20 @@ class HuggingFaceExporter(Exporter):
             tokenizer=tokenizer,
             languages=original.languages,
             documents=documents | kept_documents(original.folder),
-            files=files,
-            max_positions=hugging_face_context(original.folder),
+            for_transformers=TransformersContent(
+                files=files, max_positions=hugging_face_context(original.folder), is_export=True
+            ),
         )
 
     def _check_tokenizer(self) -> None:
         original = self.original
         is_imported = isinstance(original.tokenizer, ImportedTokenizer)
         has_files = is_imported and has_original_tokenizer(original.folder)
-        if has_files or has_tokenizer(original.tokenizer, original.config) or pipeline_files(original.tokenizer):
+        if (
+            has_files
+            or has_tokenizer(original.tokenizer, original.config)
+            or pipeline_files(original.tokenizer, original.config)
+        ):
             return
         alternatives = _other_formats(self.name, original.config)
         if isinstance(original.tokenizer, ImportedTokenizer) and isinstance(
@@ -396,9 +406,10 @@ _MOST_SYMBOLS = 100
 
 
 def _check_vocabulary(tokenizer: ImportedTokenizer, ids: Mapping[str, int]) -> list[str]:
-    """Check that an exported tokenizer has the model's symbols, and the same id for each token that it has.
+    """Check that an exported tokenizer has the symbols and token ids of the model's tokenizer.
 
-    Symbols are tokens that are never split, such as added tokens.
+    Symbols are tokens that are never split, such as added tokens. The exported tokenizer must have all symbols. It may
+    lack other tokens, but each token that it has must have the same id.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -463,9 +474,9 @@ def _as_toml(value: object) -> str:
 
 
 def _other_formats(name: str, config: ModelConfig) -> str:
-    """Return the end of an error message that suggests the formats other than `name` that support a model.
+    """Return the end of an error message: a suggestion of the other formats that support a model.
 
-    If there are none, the text is "no other export can either".
+    `name` is the format that does not. Without other formats, the text is "no other export can either".
     """
     fitting = [format_name for format_name in formats_for(config) if format_name != name]
     return f"export it to {' or '.join(fitting)} instead" if fitting else "no other export can either"

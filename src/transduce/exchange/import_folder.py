@@ -27,7 +27,13 @@ from transduce.model_folder.read import (
     was_saved_by_transformers,
 )
 from transduce.model_folder.safety import file_inside
-from transduce.model_folder.write import read_original_tokenizer, to_toml, was_interrupted, write_model_folder
+from transduce.model_folder.write import (
+    TransformersContent,
+    read_original_tokenizer,
+    to_toml,
+    was_interrupted,
+    write_model_folder,
+)
 from transduce.search.settings import SearchSettings
 
 
@@ -63,14 +69,14 @@ def import_model_folder(
 ) -> ImportReport:
     """Convert a Hugging Face model to a transduce model folder: weights, configuration, tokenizer and search settings.
 
-    A transduce model that transformers opened and saved again can be imported, too. Its folder must hold transduce's
-    tokenizer files, which are still there if the model was saved in place.
+    A transduce model that transformers opened and saved again can be imported, too. Its folder must then hold
+    transduce's tokenizer files. They are there if transformers saved the model to the folder that it opened.
 
     If a Hugging Face class computes the model, the original tokenizer files are copied, too.
 
     Args:
         folder: a folder with config.json, model.safetensors and the tokenizer's files.
-        out: the folder to create; it must not hold a model, except one that an interrupted import left incomplete.
+        out: the folder to create. It must not hold a model, but may hold what an interrupted import left incomplete.
         source_language: default source language, for models with language tags; None: as the folder specifies.
         target_language: default target language, for models with language tags; None: as the folder specifies.
 
@@ -123,8 +129,7 @@ def import_model_folder(
         tokenizer=content.tokenizer,
         languages=languages,
         documents=documents,
-        files=tokenizer_files,
-        max_positions=max_positions,
+        for_transformers=TransformersContent(files=tokenizer_files, max_positions=max_positions),
     )
     tags = content.tokenizer.record.languages if isinstance(content.tokenizer, ImportedTokenizer) else None
     return ImportReport(

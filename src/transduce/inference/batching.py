@@ -80,11 +80,11 @@ class TextPart(NamedTuple):
         return len(self.ids) < 2 or not self.text.strip()
 
     def seed_index(self, indices: Sequence[int] | None) -> int:
-        """Return the index that seeds the random numbers of this part (sentence of a text) in sampling.
+        """Return the index that seeds the random numbers with which this part (sentence of a text) is sampled.
 
         The result is the index of the text, plus the part's index within the text times a large constant. `indices`
-        holds the index of each text in the whole input, so that a text is sampled alike in any batch; None: the texts
-        of this call are the whole input.
+        holds the index of each text in the whole input, so that a text is sampled alike in any batch. None means that
+        the texts of this call are the whole input.
         """
         index = self.text_index if indices is None else indices[self.text_index]
         return index + self.sentence_index * _PART_STRIDE
@@ -118,7 +118,7 @@ class DocumentContext(NamedTuple):
 
 
 class TrainedOptions(TypedDict, total=False):
-    """The types of those keyword arguments of `Translator` that record how its model was trained.
+    """Types of the keyword arguments of `Translator` that describe how the model was trained.
 
     The constructor of `Translator` explains the arguments.
     """
@@ -152,11 +152,11 @@ class DocumentMemory:
         self._sources, self._targets = [], []
 
     def add_history(self, part: TextPart) -> TextPart:
-        """Return a copy of a part (sentence) with the recorded sentences, and any recorded translations, as context.
+        """Return a copy of a part (sentence) with the recorded sentences as context.
 
-        The oldest sentences are left out until the source context and the part have at most `max_tokens` tokens (the
-        maximum that the model reads), and the translations at most half as many, so that the part's own translation
-        fits, too.
+        The context includes the recorded translations, if the model reads them. The oldest sentences are left out until
+        the source context and the part have at most `max_tokens` tokens, the maximum that the model reads. The
+        translations may have at most half as many, so that the part's own translation fits, too.
         """
         sources, targets, max_tokens = self._sources, self._targets, self._max_tokens
         while sources and (
@@ -180,10 +180,11 @@ class DocumentMemory:
             self._targets = [*self._targets, [*target, self._separators[1]]][-max_sentences:]
 
     def append_text(self, parts: Sequence[TextPart], translation: str, target_language: str | None) -> None:
-        """Record the parts (sentences) of a text, each with the sentence of the text's translation at its position.
+        """Record the parts (sentences) of a text, each with its translation.
 
-        If the translation has another number of sentences than the text has parts, the text is recorded as one
-        sentence. `target_language`, None if unknown, decides how the translation is divided into sentences.
+        The text's translation is divided into sentences, one for each part in order. If the numbers of parts and
+        sentences differ, the text and its translation are recorded as one sentence. The rules of `target_language`
+        divide the translation; None: the language is unknown.
         """
         sentences = [translation] * len(parts)
         if len(parts) > 1 and self._context.on_target:
@@ -203,9 +204,12 @@ class DocumentHistories:
     def __init__(
         self, memory: DocumentMemory | None, continues: Sequence[bool], *, is_sequential: bool = False
     ) -> None:
-        """Create the provider for texts whose division into documents is `continues` (see `Documents.continues`).
+        """Create the provider for some texts.
 
-        `memory` records the document's sentences before the first text; None: the model reads no context.
+        Args:
+            memory: a record of the document's sentences before the first text; None: the model reads no context.
+            continues: one boolean for each text: True if it continues the document of the text before it.
+            is_sequential: True if the model also reads the translations of earlier sentences.
         """
         self._memory, self._continues = memory, continues
         self.is_sequential = is_sequential
@@ -216,8 +220,8 @@ class DocumentHistories:
     def with_history(self, parts: Sequence[TextPart]) -> list[TextPart]:
         """Return a list of the parts (sentences), each with the preceding sentences of its document as context.
 
-        The parts are unchanged if the model reads no context, or if it also reads the translations of the preceding
-        sentences, which do not exist yet.
+        The parts are unchanged if the model reads no context. They are also unchanged if the model reads the
+        translations of the preceding sentences, because these do not exist yet; `waves` adds them.
         """
         memory = self._memory
         if memory is None or self.is_sequential:
@@ -231,15 +235,15 @@ class DocumentHistories:
         return result
 
     def waves(self, parts: Sequence[TextPart], translations: Mapping[tuple[int, int], Any]) -> Iterator[list[TextPart]]:
-        """Yield lists of parts (sentences), with their context, that can be translated together.
+        """Yield lists of parts (sentences) that can be translated together, with their context.
 
-        If the model reads translations as context, each list holds at most one sentence of a document, and the next
-        list needs the translations of the earlier ones. Otherwise, one list holds all parts unchanged.
+        If the model reads translations as context, each list holds at most one sentence of a document. The caller must
+        translate each list, and add the results to `translations`, before it asks for the next list. Otherwise, one
+        list holds all parts unchanged.
 
         Args:
             parts: the parts of all texts, without empty ones, in order.
-            translations: the translations so far (`Translation`) by the parts' keys, which the caller completes after
-                each list.
+            translations: a mapping from the keys of parts to their translations (`Translation`) so far.
         """
         if self._memory is None or not self.is_sequential:
             yield list(parts)
@@ -271,7 +275,9 @@ class DocumentHistories:
 def pair_histories(
     memory: DocumentMemory | None, tokenizer: Tokenizer, pairs: Iterable[tuple[str, str, bool]]
 ) -> Iterator[History]:
-    """Yield the context (`History`) that a model reads for each sentence pair, as in translating the pairs' documents.
+    """Yield the context (`History`) that a model reads for each sentence pair.
+
+    The context is the same as in the translation of the documents that the pairs form.
 
     Args:
         memory: an empty record of a document, to which the pairs are appended; None: the model reads no context, so
@@ -305,7 +311,8 @@ class Documents(NamedTuple):
     def of_lines(cls, lines: Sequence[str], before: Sequence[tuple[str, str]] = ()) -> "Documents":
         """Return the division of a file's lines into documents: empty lines separate documents.
 
-        The first line continues a document only if there are `before`, pairs of an earlier text and its translation.
+        `before` holds earlier texts with their translations, which are the start of the first line's document. If it is
+        empty, a document begins with the first line.
         """
         follows = [bool(before), *(bool(line.strip()) for line in lines[:-1])]
         return cls([one and bool(line.strip()) for one, line in zip(follows, lines, strict=False)], before)
@@ -340,11 +347,11 @@ def cut_batches(
 
     Args:
         items: the items, in an order in which neighbors have similar lengths.
-        lengths: returns the number of tokens of an item: of a text, or of a source and its target.
-        max_size: maximum of the padded size of a batch, its number of items times the `size` of its greatest lengths; a
-            larger item forms its own batch.
+        lengths: returns the numbers of tokens of an item: one number for a text, or two for a source and its target.
+        max_size: maximum of the padded size of a batch. This size is the number of items times the `size` of the
+            greatest lengths in the batch. A larger item forms its own batch.
         max_items: maximum number of items in a batch; None: no such limit.
-        size: returns the size of one item from the greatest lengths; by default their sum.
+        size: returns the padded size of one item, given the greatest lengths in its batch; by default their sum.
         kind: returns a value for an item; items with different values are never in one batch.
     """
     batch: list[_Item] = []
@@ -369,7 +376,9 @@ def batches(
     kind: Callable[[TextPart], tuple[int, ...]] = lambda part: (),  # noqa: ARG005
     max_sentences: int | None = None,
 ) -> Iterator[list[TextPart]]:
-    """Yield batches, lists of parts of the same kind and similar source length, the longest first within a kind.
+    """Yield batches: lists of parts that have the same kind and similar source lengths.
+
+    Of each kind, the longest parts come first.
 
     Args:
         parts: the parts (sentences) to decode.
@@ -458,9 +467,10 @@ _Result = TypeVar("_Result")
 
 
 def num_parallel_batches(models: Sequence[EncoderDecoder], search: SearchSettings) -> int:
-    """Return how many batches to decode in parallel: the number of compute threads if compiled steps decode all models.
+    """Return how many batches to decode in parallel.
 
-    The number is 1 if a model is decoded by other steps, which hold Python's GIL, or with `batch_invariant`.
+    The result is the number of compute threads if compiled steps decode all models. It is 1 if other steps decode a
+    model, because they hold Python's GIL. It is also 1 with `batch_invariant`.
     """
     are_compiled = all(select_decoder(model).backend == "compiled" for model in models)
     return torch.get_num_threads() if are_compiled and not search.batch_invariant else 1
@@ -473,10 +483,10 @@ def decode_in_parallel(
 
     Args:
         decode: decodes one batch.
-        batches: batches of similar cost. The last ones, which would leave threads idle, are decoded one at a time, each
-            with all threads.
-        threads: number of batches to decode in parallel, each on a thread with one compute thread; 1: one batch after
-            another, on the calling thread. PyTorch's number of threads is restored afterwards.
+        batches: batches of similar cost. If their number is not a multiple of `threads`, the last batches are decoded
+            one at a time, each with all compute threads.
+        threads: number of batches to decode in parallel, each in a thread of its own with one compute thread. 1: the
+            calling thread decodes one batch after another. PyTorch's number of threads is restored afterwards.
     """
     apart = len(batches) - len(batches) % threads if threads > 1 else 0
     if apart:

@@ -144,10 +144,10 @@ def portions(
 
 
 def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: int) -> list[tuple[str, str]]:
-    """Return pairs of a line and its translation for at most `count` last lines of the document that `lines` end with.
+    """Return at most `count` last lines of the document that `lines` end with, as context for the model.
 
-    The model reads the pairs as context. An empty line ends a document. `before` holds pairs for the lines of the
-    document before `lines`; the translations of `lines` are returned empty.
+    Each line is in a pair with its translation. An empty line ends a document. `before` holds the pairs of the lines
+    before `lines`. The pairs of `lines` themselves have an empty translation, because it is not known yet.
     """
     document = [*before, *((line, "") for line in lines)]
     starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]
@@ -176,8 +176,8 @@ def _glossary(terms: tuple[Term, ...]) -> Glossary:
 def translate_portion(translator: Translator, job: LineOptions, portion: Portion) -> str:
     """Translate a portion (group of lines) with the job's settings, and return the output text.
 
-    The output has one line for each input line. If `n_best` is greater than 1, it has one for each alternative: the
-    input line's index from 0, the text and its score, separated by "|||".
+    The output has one line for each input line. If `n_best` is greater than 1, the output has a line for each
+    alternative instead. Such a line holds the input line's index from 0, the text and its score, separated by " ||| ".
     """
     return _output_text(job, portion, _translate_lines(translator, job, portion))
 
@@ -230,8 +230,8 @@ def translate_portions(
 def skip_lines(waiting: Iterable[Portion], done: int) -> tuple[list[str], Iterator[Portion]]:
     """Return a list of the first `done` lines, which an earlier run translated, and an iterator over the rest.
 
-    If `done` ends inside a portion (group of lines), the iterator's first portion holds the rest of that portion. This
-    happens if portions were smaller in the earlier run, or if the input has grown. A shorter input gives fewer lines.
+    The rest consists of portions (groups of lines). If `done` ends inside a portion, the first portion of the rest
+    holds the other lines of that portion. If the input has fewer than `done` lines, the list holds all of them.
     """
     skipped: list[str] = []
     portions_left = iter(waiting)
@@ -277,7 +277,9 @@ class ResumableFile:
     """An output file that grows portion by portion as FILE.partial and gets its name at the end; writing can resume."""
 
     def __init__(self, path: Path, *, options: bytes, resume: bool) -> None:
-        """Prepare to write a new file or, if FILE.progress exists, read from it where to resume; write nothing yet.
+        """Prepare to write a new file, or to resume an unfinished one; write nothing yet.
+
+        FILE.progress shows that a file is unfinished, and records where to resume.
 
         Args:
             path: final path of the file.
@@ -313,9 +315,10 @@ class ResumableFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release the lock; after an error before the first finished line, delete the empty partial file.
+        """Release the lock; after an error before the first finished line, delete the empty FILE.partial.
 
-        It stays beside the file of an earlier run, which would otherwise count as finished when this run is resumed.
+        If FILE exists, an earlier run wrote it, and FILE.partial is kept. Otherwise, resuming this run would take FILE
+        for its finished output.
         """
         if kind is not None and self._is_open and self.progress.lines == 0 and not self.path.exists():
             self.partial.unlink(missing_ok=True)
@@ -346,10 +349,10 @@ class ResumableFile:
         return progress
 
     def skip(self, lines: list[str]) -> None:
-        """Check that `lines`, the first of the input, are those that an earlier run translated; hash them.
+        """Check that an earlier run translated `lines`, the first lines of the input; add them to the input's hash.
 
         Raises:
-            TransduceError: there are fewer lines than translated ones, or other lines.
+            TransduceError: there are fewer lines than the earlier run translated, or the lines differ.
         """
         self._add(lines)
         if len(lines) < self.progress.lines or self.digest.hexdigest() != self.progress.input_sha256:
@@ -584,7 +587,10 @@ def _opened_paths(settings: WorkerSettings) -> list[Path]:
 
 
 def _states(settings: WorkerSettings) -> tuple[str, ...]:
-    """Return a text for each model folder, and for the datastore if there is one, that changes when it is replaced."""
+    """Return a fingerprint of each model folder and of the datastore, if there is one.
+
+    A fingerprint is a text that changes when the folder or file is replaced.
+    """
     return tuple(map(_state, _opened_paths(settings)))
 
 
@@ -601,7 +607,7 @@ def _check_states(settings: WorkerSettings) -> None:
     """Raise an error if a model or the datastore is not the one that the other workers opened.
 
     Raises:
-        TransduceError: it was replaced since the pool of workers was made.
+        TransduceError: a model or the datastore was replaced after the pool of workers was made.
     """
     for path, before, now in zip(_opened_paths(settings), settings.opened, _states(settings), strict=True):
         if before != now:

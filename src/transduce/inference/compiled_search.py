@@ -88,10 +88,11 @@ class CompiledSearch:
         self.search.advance(steps)
 
     def hypotheses(self) -> Tensor:
-        """Return the tokens of the live (unfinished) hypotheses of B unfinished sentences, best first, (B, W, t).
+        """Return the tokens of the hypotheses of each of the B unfinished sentences.
 
-        In a beam search, the best finished hypothesis of each sentence follows, (B, W + 1, t), padded with end symbols;
-        if none has finished, it is a copy of the best live one. Greedy search and sampling return the tokens unsorted.
+        Greedy search and sampling return the live (unfinished) hypotheses unsorted, (B, W, t). Beam search returns W
+        live hypotheses, best first, and after them the best finished hypothesis, (B, W + 1, t). The finished hypothesis
+        is padded with end symbols. If none has finished, a copy of the best live hypothesis takes its position.
         """
         tokens, scores = self.search.live()
         if self.beam.beam_size == 1 or self.samples:
@@ -124,10 +125,11 @@ class CompiledSearch:
         return [[] if index in decoding else self.best(index) for index in range(self._sentences)]
 
     def own_lengths(self) -> list[int | None]:
-        """Return a list of the number of tokens that each of the B unfinished sentences has in `hypotheses`.
+        """Return a list of the number of tokens in the hypotheses of each of the B unfinished sentences.
 
-        The tokens after a sentence's own are padding. The numbers differ only if sentences joined the search after its
-        start. If the kernels do not support joining, all items are None: there is no padding.
+        In the result of `hypotheses`, later tokens of a sentence are padding. The numbers differ only if sentences
+        joined the search after its start. If the kernels do not support joining, all items are None: there is no
+        padding.
         """
         if isinstance(self.search, JoinableSearch):
             return [*self.search.own_lengths]
@@ -161,16 +163,17 @@ _ALL_STEPS = 1 << 30
 
 
 def run_joining(begin: Callable[[Sequence[int]], Search], count: int, size: int) -> list[list[Hypothesis]] | None:
-    """Decode many sentences in one search that new ones join as others finish; return a list of hypotheses for each.
-
-    Each sentence gets the hypotheses that it would get in any other batch. The result is None, after one call of
-    `begin`, if the search that `begin` returns does not support joining or would not be faster; the caller then decodes
-    batch by batch.
+    """Decode many sentences in one search, which new sentences join as others finish.
 
     Args:
         begin: returns a search for the sentences with these indices, before its first step.
         count: the number of sentences; the first ones should be the longest, because buffers have the size for them.
         size: the maximum number of sentences that are decoded at once.
+
+    Returns:
+        A list of hypotheses for each sentence, the same as in any other batch. None if the search that `begin` returns
+        does not support joining or would not be faster; then `begin` was called once, and the caller decodes batch by
+        batch.
     """
     search = begin(range(min(size, count)))
     if not isinstance(search, CompiledSearch) or not isinstance(search.search, JoinableSearch):
@@ -215,11 +218,12 @@ def find_compiled_search(
     draw: Draw | None = None,
     reserved: ReservedCapacity | None = None,
 ) -> CompiledSearch | None:
-    """Return a compiled search for a scorer that has run no step; None if the caller must use the search in PyTorch.
+    """Return a compiled search for a scorer that has run no step; None if there is none.
 
-    The search in PyTorch is needed if no kernel supports the scorer, model, beam groups or rules, if a compiled search
-    would need too much memory, or if a language model's text could exceed its positions. It is also needed for
-    sentences with context, unless the context is forced by the only rule and `generate` is None.
+    With None, the caller must use the search in PyTorch. A compiled search needs a kernel that supports the scorer,
+    model and rules; beam groups are not supported. The search must fit into memory, and a language model's text into
+    the model's positions. For sentences with document context, `generate` must be None, and `rules` one
+    `ForcedContext`.
 
     Args:
         scorer: the scorer of a single model, which returns logits. It must not be wrapped to return log-probabilities,
@@ -276,17 +280,17 @@ def find_compiled_search(
 
 @lru_cache(maxsize=64)
 def _penalties(divisor: LengthPenalty, alpha: float, blocks: int) -> Tensor:
-    """Return a table of length penalties, by which scores are divided, for hypotheses of 0 to 64 × `blocks` − 1 tokens.
+    """Return a table of length penalties for hypotheses of 0 to 64 × `blocks` − 1 tokens.
 
-    The table is a float64 tensor, which is cached.
+    Scores are divided by the penalties. The table is a float64 tensor, and is cached.
     """
     return torch.tensor([divisor(length, alpha) for length in range(64 * blocks)], dtype=torch.float64)
 
 
 def _after_context(rules: SearchRules, contexts: Sequence[Sequence[int]]) -> SearchRules:
-    """Return rules of a compiled search that first force each sentence's context tokens, before its translation.
+    """Return rules of a compiled search that force each sentence's context before its translation.
 
-    `contexts` has the token ids of each sentence's context; if it is empty, the rules are returned unchanged.
+    `contexts` has the token ids of each sentence's context. If `contexts` is empty, the rules are returned unchanged.
     """
     if not contexts:
         return rules
@@ -298,12 +302,15 @@ def _after_context(rules: SearchRules, contexts: Sequence[Sequence[int]]) -> Sea
 def _compiled_rules(
     rules: Sequence[Rule], max_lengths: list[int], never: Sequence[int], eos_id: int, *, draws: bool
 ) -> SearchRules | None:
-    """Return rules in the form that kernels take; None if a rule or the order is unsupported and PyTorch must search.
+    """Return rules in the form that kernels take; None if PyTorch must search.
+
+    The result is None if the kernels do not support a rule or the order of the rules. It is also None if a forced
+    prefix contains a token to which the rules or the model give no probability.
 
     Args:
         rules: the rules, in the order of application.
         max_lengths: the maximum length of each sentence in tokens.
-        never: token ids to which the model gives no probability; a forced prefix with one of them gives None, too.
+        never: token ids to which the model gives no probability.
         eos_id: the end symbol.
         draws: True if tokens are drawn, so that the end symbol gets the sum of the probabilities of all end symbols.
     """

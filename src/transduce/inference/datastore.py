@@ -93,9 +93,9 @@ def build_datastore(
         translator: the translator whose model will use the datastore.
         sources: source sentences.
         targets: the translation of each source.
-        dev: sources and targets of pairs for tuning the interpolation weight and temperature; None: some of the given
-            pairs, each without retrieving itself or pairs with the same source. A dev pair does not retrieve itself
-            either.
+        dev: sources and targets of pairs for tuning the interpolation weight and temperature. A dev pair that is also
+            in the datastore does not retrieve itself. None: some pairs of the datastore are used, and do not retrieve
+            pairs with the same source either.
         document: whether the pairs, and those of `dev`, are consecutive sentences of documents, which a model with
             `data.context_before` reads as context; a pair with an empty source ends a document.
         report_progress: progress callback, called with the number of finished pairs after each batch.
@@ -104,7 +104,8 @@ def build_datastore(
         The datastore and statistics of its construction.
 
     Raises:
-        TransduceError: there are several models, the numbers of sources and targets differ, or no pair is left.
+        TransduceError: there are several models, the numbers of sources and targets differ, no pair is left for the
+            datastore or for tuning, or no pair for tuning can retrieve another pair.
     """
     if len(translator.models) > 1:
         raise TransduceError("A datastore belongs to one model, but the translator has several: name one.")
@@ -222,12 +223,12 @@ class _Tuner:
 
     @classmethod
     def of(cls, translator: Translator, index: NeighborIndex, own: Sequence[_Pair], dev: Sequence[_Pair]) -> "_Tuner":
-        """Create a tuner on dev pairs, or on evenly spaced ones of them if there are more than 200.
+        """Create a tuner on dev pairs; of more than 200 pairs, evenly spaced ones are used.
 
         `own` are all pairs of the datastore. If a dev pair is among them, it does not retrieve itself.
 
         Raises:
-            TransduceError: no pair has text on both sides that is short enough.
+            TransduceError: there is no dev pair.
         """
         tuner, chosen = cls(translator, index), dev[:: max(1, math.ceil(len(dev) / _MAX_TUNING_PAIRS))]
         if not chosen:
@@ -254,12 +255,17 @@ class _Tuner:
         self._neighbors.append((near[0] - lengths, labels[0] == tokens[:, None]))
 
     def choose(self, pairs: int) -> tuple[DatastoreCard, float, float]:
-        """Return a datastore card with the best weight and temperature, and the losses without and with retrieval.
+        """Choose the interpolation weight and temperature with the lowest loss on the pairs for tuning.
 
-        `pairs` is the number of pairs to record in the card. The losses are in nats per token.
+        Args:
+            pairs: the number of pairs in the datastore, which the card records.
+
+        Returns:
+            The datastore card with the weight and temperature, and the losses without and with retrieval in nats per
+            token.
 
         Raises:
-            TransduceError: no pair retrieved another one, because all have the same source or are the dev pair.
+            TransduceError: no pair for tuning can retrieve another pair.
         """
         alone = torch.tensor(self.alone, dtype=torch.float64)
         if not self._neighbors:

@@ -71,10 +71,10 @@ def stream_search(
 
     Args:
         begin: returns the search before its first step.
-        growing: the empty text.
-        whole_text: returns the text of the best hypothesis.
+        growing: collects the text that has been yielded; it must be empty.
+        whole_text: returns the complete text of a finished hypothesis.
         search: the search settings, for messages.
-        observer: is called after every step, and may end the search; None: nothing is called.
+        observer: called after every step; it may end the search. None: no observer.
     """
     with explain_search_out_of_memory(search):
         progress = begin()
@@ -141,8 +141,9 @@ def start_search(
         datastore: datastore for kNN retrieval, which takes a single model; None: no retrieval.
 
     Raises:
-        TransduceError: a model is in training mode, or lacks the attention that the settings need, or the datastore is
-            combined with several models or with batch-invariant search.
+        TransduceError: a model is in training mode or does not support the search settings. Or a prefix, a minimum
+            length or required phrases do not fit into a translation's maximum length. Or the datastore is combined with
+            several models or with batch-invariant search.
     """
     check_evaluation_mode(*models)
     if datastore is not None:
@@ -273,10 +274,10 @@ def max_model_positions(models: Sequence[EncoderDecoder]) -> int:
 
 
 def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> int:
-    """Return the number of hypotheses for each sentence: the beam size, or more if required phrases need a wider beam.
+    """Return the number of hypotheses for each sentence: the beam size, or more for required phrases.
 
-    The number is at least the number of tokens of any sentence's required phrases, plus 1. In sampling, it is the
-    number of samples, `n_best`.
+    If the required phrases of a sentence have n tokens, the beam has at least n + 1 hypotheses. In sampling, the result
+    is the number of samples, `n_best`.
     """
     if search.sampling is not None:
         return search.num_hypotheses
@@ -285,7 +286,10 @@ def beam_width(search: SearchSettings, phrases: Sequence[Sequence[Phrase]]) -> i
 
 
 def min_tokens(phrase: Phrase) -> int:
-    """Return the number of tokens in the shortest of the alternative token sequences that spell a phrase."""
+    """Return the number of tokens in the shortest spelling of a phrase.
+
+    A phrase may have several spellings, which are sequences of tokens.
+    """
     return min(map(len, phrase))
 
 
@@ -296,7 +300,11 @@ def _least_tokens(phrases: Sequence[Phrase]) -> int:
 def _first_tokens(
     search: SearchSettings, vocabulary: Vocabulary, prefixes: Sequence[Sequence[int]]
 ) -> list[Sequence[int]]:
-    """Return each sentence's prefix after the tokens that the vocabulary or `generate` forces before it."""
+    """Return the tokens that each sentence's translation must start with.
+
+    These are the tokens that the vocabulary forces, and then the sentence's prefix. If the vocabulary forces none, the
+    token that `generate` forces is used, if any.
+    """
     forced: Sequence[int] = vocabulary.forced
     if not forced and search.generate is not None and search.generate.forced_first_id is not None:
         forced = [search.generate.forced_first_id]
@@ -311,7 +319,9 @@ def can_contain(
     vocabulary: Vocabulary,
     max_positions: int,
 ) -> bool:
-    """Return whether a translation can contain phrases, which may have up to 64 tokens, within its maximum length.
+    """Return whether a translation within its maximum length can contain some phrases.
+
+    The result is also False if the phrases have more than 64 tokens.
 
     Args:
         phrases: the phrases, at least one.
@@ -339,22 +349,33 @@ def _max_length(
 ) -> int:
     """Return the maximum length of one sentence's translation in tokens, including the end symbol.
 
-    The length is limited to `max_positions`, the number of the model's positions that context leaves. Phrases may share
-    tokens with each other and with the prefix; `continuations` are the tokens that continue words.
+    Args:
+        search: the search settings.
+        source_tokens: the number of tokens in the source sentence.
+        prefix: tokens that the translation starts with.
+        phrases: phrases that the translation must contain. They may share tokens with each other and with the prefix.
+        max_positions: the number of the model's positions for the translation, without those of document context.
+        continuations: the tokens that continue words; None: there are no phrases.
 
     Raises:
-        TransduceError: the prefix, the required phrases or the minimum length do not fit into `max_positions` tokens,
-            or into `max_length`, if that is set; or the phrases alone do not fit into the default maximum length.
+        TransduceError: the prefix, the phrases or the minimum length do not fit into `max_positions` tokens, or into
+            `search.max_length`. Or `search.max_length` is None, and the phrases do not fit into the default length.
     """
     max_length = min(search.max_length_for(source_tokens), max_positions)
     matcher = PhraseMatcher(phrases, continuations if phrases else None)
     after_prefix = reduce(matcher.next, prefix, matcher.start)
-    needed = max(len(prefix) + matcher.tokens_needed(after_prefix), search.min_length) + 1  # with the end symbol
-    if needed > max_positions:
+
+    def needed() -> int:
+        return max(len(prefix) + matcher.tokens_needed(after_prefix), search.min_length) + 1  # with the end symbol
+
+    def exceeds(limit: int) -> bool:
+        return search.min_length >= limit or not matcher.fits(after_prefix, limit - 1 - len(prefix))
+
+    if exceeds(max_positions):
         raise TransduceError(
             f"The model's learned positions (`model.max_positions`) leave {max_positions} tokens for a translation, "
-            f"but the prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten "
-            "them."
+            f"but the prefix, the phrases that it must contain, or `min_length` need {needed()} with the end: "
+            "shorten them."
         )
     if search.max_length is None:
         tokens, limit = _least_tokens(phrases), max(max_length - 1, MAX_TERM_TOKENS)
@@ -365,10 +386,10 @@ def _max_length(
             )
         without_sharing = max(len(prefix) + tokens, search.min_length) + 1
         return max(max_length, min(without_sharing, max_positions))
-    if max_length < (needed if phrases else len(prefix)):
+    if exceeds(max_length) if phrases else max_length < len(prefix):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
-            f"least {needed} tokens, but it is {search.max_length}."
+            f"least {needed()} tokens, but it is {search.max_length}."
         )
     return max_length
 
@@ -385,15 +406,19 @@ def _scorers(
 def scored_for(
     scorer: Scorer, rules: Sequence[Rule], *, generates: bool, is_beam: bool
 ) -> tuple[Scorer, Sequence[Rule]]:
-    """Return a scorer of log-probabilities around a scorer of logits, and the rules for it; both unchanged if possible.
+    """Return the scorer and the rules for a search: those passed, or ones for log-probabilities.
 
-    The search of `generate` needs log-probabilities, and so does a `RepetitionPenalty` in a beam search. Without a
-    beam, this penalty changes logits, as in transformers; it then converts log-probabilities back.
+    The search of `generate` takes log-probabilities, so the scorer is wrapped to return them. A beam search with a
+    `RepetitionPenalty` takes log-probabilities, too. In all other cases, the scorer and the rules are returned
+    unchanged.
+
+    Without a beam, a `RepetitionPenalty` must change logits, as in transformers. If the scorer is wrapped, the returned
+    penalty converts log-probabilities back to logits.
 
     Args:
         scorer: the scorer of logits.
         rules: the rules of the search.
-        generates: True for the search of `generate`, which takes log-probabilities.
+        generates: True for the search of `generate`.
         is_beam: True if several hypotheses are ranked.
     """
     penalizes = any(isinstance(rule, RepetitionPenalty) for rule in all_rules(rules))
@@ -450,9 +475,9 @@ def _selection(
     width: int,
     vocabulary: Vocabulary,
 ) -> Selection | None:
-    """Return the rule by which a beam chooses continuations if phrases are required or groups diverse; otherwise None.
+    """Return the rule by which a beam chooses continuations; None for a beam that takes the best ones.
 
-    None means that the beam takes the best continuations.
+    There is a rule if the search settings have diverse groups, or if any sentence has required phrases.
     """
     if any(phrases):
         return ConstrainedSelection(
@@ -534,10 +559,10 @@ _MAX_CHARACTER_BYTES = 4  # bytes in UTF-8
 
 
 def tokenize_phrase(phrase: str, vocabulary: Vocabulary) -> Phrase:
-    """Return a tuple of the alternative token sequences that spell a phrase in a translation.
+    """Return a tuple of the token sequences that spell a phrase in a translation.
 
-    In scripts with spaces, the phrase starts a word. In other scripts, it may also follow the previous character
-    directly.
+    In scripts with spaces, the phrase starts a word. In other scripts, it may also directly follow a character, which
+    can give a second token sequence.
 
     Raises:
         TransduceError: the phrase is empty or has characters that are not in the vocabulary.
@@ -636,7 +661,10 @@ class ForbiddenTexts:
 
 
 class _ForbiddenWord:
-    """A forbidden text as bytes, with the token ids that would complete it after each prefix of its bytes."""
+    """A forbidden text as bytes, with the ids of the tokens that would complete it.
+
+    The ids are stored for each part of the text that earlier tokens may have written, which is a prefix of its bytes.
+    """
 
     def __init__(self, text: str, surfaces: Sequence[bytes]) -> None:
         self.content = text.encode("utf-8", "replace")
@@ -649,10 +677,10 @@ class _ForbiddenWord:
         ]
 
     def completing(self, written: bytes) -> list[Tensor]:
-        """Return a list of int64 tensors: ids of tokens that would complete the forbidden text after `written`, bytes.
+        """Return a list of int64 tensors: the ids of tokens that would complete the forbidden text.
 
-        In scripts with spaces, only whole words count. The first tensor has the tokens that contain the whole text
-        after their first byte.
+        The first tensor has the tokens that contain the whole text after their first byte. Each further tensor is for a
+        prefix of the text with which `written`, the bytes so far, ends. In scripts with spaces, only whole words count.
         """
         completing = [self.within]
         for prefix_length, ids in enumerate(self.after):

@@ -188,7 +188,7 @@ class Generator:
                 no sampling, but greedy search.
             top_k: only this many of the most likely tokens may be drawn; 0: all.
             top_p: only the most likely tokens that together have this probability may be drawn (Holtzman et al. 2020).
-                With `top_k` it is their share of what `top_k` leaves.
+                With `top_k`, it is the probability among the tokens that `top_k` leaves.
             seed: random seed of sampling.
             search: search settings; None: sampling at temperature 0.8. The arguments above override them.
             one_line: end each continuation at the end of its line.
@@ -320,10 +320,11 @@ class Generator:
         return [self._generation(*pair, settings, one_line=one_line) for pair in pairs]
 
     def _batches(self, prompts: Sequence["_Prompt"], search: SearchSettings) -> Iterator[list[int]]:
-        """Yield batches of prompts to continue, lists of their indices, of similar lengths; at most 64 hypotheses each.
+        """Yield batches of prompts to continue, as lists of the prompts' indices.
 
-        A prompt whose continuation may fill the model's context is alone in its batch. When the context is full, all
-        texts of a batch are cut and read again, so that other prompts would change the continuation.
+        The prompts of a batch have similar lengths, and at most 64 hypotheses together. A prompt whose continuation may
+        fill the model's context forms its own batch. When the context is full, all texts of a batch are cut and read
+        again, so that other prompts would change the continuation.
         """
         size = _texts_at_once(search)
         order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].ids))
@@ -334,10 +335,11 @@ class Generator:
     def _joined(
         self, prompts: Sequence["_Prompt"], search: SearchSettings, *, one_line: bool
     ) -> dict[int, list[Hypothesis]]:
-        """Continue prompts in one search that new prompts join as others finish; return hypotheses by prompt index.
+        """Continue prompts in one search, which new prompts join as others finish.
 
-        The dict is empty if all prompts fit into one batch, or if prompts cannot join the search. The caller continues
-        the prompts that are not in the dict, such as those whose continuation may fill the context.
+        Return a dict from prompt indices to hypotheses. Prompts whose continuation may fill the context are not in the
+        dict. The dict is empty if all prompts fit into one batch, or if prompts cannot join the search. The caller
+        continues the prompts that are not in the dict.
         """
         fitting = [number for number, each in enumerate(prompts) if each.max_positions <= self.context]
         order = sorted(fitting, key=lambda number: -len(prompts[number].ids))
@@ -423,9 +425,11 @@ class Generator:
     def prompt_ids(self, text: str) -> list[int]:
         """Return the token ids of a prompt, with the start and line-end tokens that texts had in training.
 
-        The first line follows the tokenizer's start tokens, or the end symbol if it has none. Each later line follows
-        the end symbol and any start tokens. If an imported vocabulary has tokens for line feeds, the text is not split
-        into lines.
+        The first line follows the tokenizer's start tokens, or the end symbol if the tokenizer has no start tokens.
+        Each later line follows the end symbol and any start tokens.
+
+        If an imported vocabulary has tokens for line feeds, the text is not split into lines. Start tokens are then
+        added only if the text lacks them and is not a `ChatPrompt`.
         """
         if self.vocabulary.keeps_line_feeds:
             ids, start_ids = self.vocabulary.encode(as_text(text)), list(self.vocabulary.before)
@@ -479,8 +483,8 @@ class Generator:
         later; None: no later prompts.
 
         Raises:
-            TransduceError: a minimum length is set although texts cannot end before the maximum length, or the model is
-                in training mode.
+            TransduceError: a minimum length is set, but only the maximum length ends a text. Or the model is in
+                training mode.
         """
         check_evaluation_mode(self.model)
         vocabulary, ids = self.vocabulary, [prompt.ids for prompt in prompts]
@@ -609,7 +613,7 @@ class ContinuousGeneration:
                 self._collect(batch)
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new token ids of each unfinished prompt's hypotheses (or samples), a dict by prompt number."""
+        """Return a dict from the numbers of unfinished prompts to the new token ids of each hypothesis (or sample)."""
         with torch.inference_mode():
             return {number: tokens for batch in self._batches for number, tokens in batch.texts().items()}
 
@@ -630,9 +634,10 @@ class ContinuousGeneration:
         return found
 
     def _start(self, prompts: "dict[int, _Prompt]", settings: SearchSettings) -> None:
-        """Generate the first tokens of new prompts; let them join a batch with equal settings that has space.
+        """Generate the first tokens of new prompts, and put the unfinished prompts into a batch.
 
-        Otherwise the prompts form a batch of their own, with capacity for later prompts if they fit into the context.
+        They join a batch with equal settings that has space for them. Otherwise they form a batch of their own. It has
+        capacity for later prompts, unless its prompts may fill the model's context.
         """
         generator, chosen = self._generator, list(prompts.values())
         tokens = max(each.max_length for each in chosen)
@@ -705,7 +710,7 @@ class _GrowingBatch:
         return True
 
     def texts(self) -> dict[int, list[list[int]]]:
-        """Return the new token ids of each unfinished prompt's hypotheses (or samples), a dict by prompt number."""
+        """Return a dict from the numbers of unfinished prompts to the new token ids of each hypothesis (or sample)."""
         tokens, indices = self.search.hypotheses(), self.search.sentence_indices.tolist()
         lengths = self.search.own_lengths() if isinstance(self.search, CompiledSearch) else [None] * len(indices)
         return {
@@ -767,9 +772,10 @@ class _FirstLine:
 
 
 def _first_line(ids: Sequence[int], vocabulary: Vocabulary) -> int | None:
-    """Return the number of tokens up to and including the first with a line feed; None without such a token.
+    """Return the number of tokens up to and including the first with a line feed.
 
-    The result is also None if the vocabulary has no line feeds, so that the model's lines end with the end symbol.
+    The result is None without such a token. It is also None if the vocabulary has no line feeds, because the model then
+    ends lines with the end symbol.
     """
     if not vocabulary.keeps_line_feeds:
         return None

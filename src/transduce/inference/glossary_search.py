@@ -120,8 +120,9 @@ def _best_part(
 ) -> int:
     """Return the index of the part (sentence) of a text in whose translation a phrase should be required.
 
-    The first part whose translation has the phrase anyway is chosen; else, among the parts whose translation with the
-    phrase ends, the one whose score the phrase lowers least.
+    If the translation of a part has the phrase anyway, the first such part is chosen. Otherwise all parts are
+    translated with the phrase, and the part whose score the phrase lowers least is chosen. Parts whose translation is
+    truncated are chosen only if all are.
 
     Args:
         phrase: the phrase.
@@ -173,10 +174,10 @@ def parts_missing_terms(
 
 
 def choose_most_terms(former: Translation, latter: Translation | None, glossary: Glossary) -> Translation:
-    """Return which of two translations of a sentence lacks fewer glossary terms; `former` if the numbers are equal.
+    """Return the translation of a sentence that lacks fewer glossary terms: `former` or `latter`.
 
-    The result keeps only the alternatives that lack the fewest terms. Truncated alternatives of `latter` do not count;
-    without `latter` (None), the result comes from `former`.
+    If the numbers are equal, or if `latter` is None, `former` is returned. Truncated alternatives of `latter` do not
+    count. The result keeps only the alternatives that lack the fewest terms.
     """
     finished = () if latter is None else tuple(each for each in latter.alternatives if each.ended)
     counts = {each: len(glossary.missing(former.source, each.text)) for each in (*former.alternatives, *finished)}
@@ -190,9 +191,10 @@ def choose_most_terms(former: Translation, latter: Translation | None, glossary:
 
 
 def check_glossary(glossary: Glossary, search: SearchSettings, vocabulary: Vocabulary) -> dict[str, Phrase]:
-    """Check that glossary terms can be searched for, and return a dict from source terms to spellings of their targets.
+    """Check that glossary terms can be searched for, and return the spellings of their translations.
 
-    The spellings are the alternative token sequences of the term's translations, as a tuple.
+    The result is a dict from each source term to a tuple of token sequences, any of which spells a translation of the
+    term.
 
     Raises:
         TransduceError: the terms cannot be combined with the search, have more than 64 tokens, or have characters that
@@ -224,7 +226,10 @@ def _spell_term(term: Term, vocabulary: Vocabulary) -> Phrase:
 
 
 def _location_prefix(term: Term) -> str:
-    """Return "LOCATION: ", a glossary term's file and line, to start an error message; "" for a term without them."""
+    """Return the start of an error message about a glossary term: "LOCATION: ", with its file and line.
+
+    The result is "" for a term without a location.
+    """
     return f"{term.location}: " if term.location else ""
 
 
@@ -279,10 +284,11 @@ def translate_whole_terms(
 
 
 def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]:
-    """Return a list of translations of a sentence that is exactly one glossary term, preferred first; empty for others.
+    """Return a list of translations of a sentence that is exactly one glossary term, preferred first.
 
-    A target in lower case gets a capital in two cases: the sentence has one that the term lacks, or the sentence ends
-    with a full stop or the like and does not start in lower case. If the vocabulary lacks the capital, it is left out.
+    The list is empty for other sentences. The sentence's final punctuation is added to the term's targets. A target in
+    lower case gets a capital in two cases: the sentence has a capital that the term lacks, or the sentence ends with a
+    full stop or a similar mark and does not start in lower case. A capital that the vocabulary lacks is not written.
     """
     vocabulary, language = model.vocabulary, model.target_language
     term, marks = glossary.term_of(text), ""
@@ -310,9 +316,10 @@ def _whole_targets(text: str, glossary: Glossary, model: TermModel) -> list[str]
 
 
 def _marks_like(marks: str, target: str, language: str | None) -> str:
-    """Return a sentence's final punctuation as the language of its translation writes it; "" if `target` ends with it.
+    """Return a sentence's final punctuation as the language of its translation writes it.
 
-    Chinese, Japanese, Hindi, Arabic, Greek and others have marks of their own. A full stop is dropped in Thai and Lao.
+    Chinese, Japanese, Hindi, Arabic, Greek and others have marks of their own. The result is "" if `target` ends with
+    the punctuation. It is also "" for a full stop in Thai and Lao, which have none.
     """
     code = None if language is None else short_code(language)
     if code is None and is_unspaced_character(target[-1]):
@@ -375,10 +382,11 @@ def translate_with_terms(
 
 
 def _with_final_mark(again: Translation, plain: str) -> Translation:
-    """Return a translation whose alternatives get the final mark of `plain`, the text without terms, if they lack one.
+    """Return a translation whose alternatives end with a punctuation mark if the one without terms does.
 
-    A search that must write a term often ends with the term. Truncated alternatives are unchanged, and so are all if
-    `plain` or the source has no final mark.
+    A search that must write a term often ends with the term. An alternative that ends with a word gets the final mark
+    of `plain`, the text of the translation without terms. Truncated alternatives are unchanged. If `plain` or the
+    source has no final mark, all alternatives are unchanged.
     """
     mark = _ENDS.search(plain)
     if mark is None or _ENDS.search(again.source) is None:
@@ -406,8 +414,9 @@ def _without_faults(plain: str, again: Translation, glossary: Glossary) -> Trans
 
 
 def _only_appends(plain: str, again: Translation | None) -> bool:
-    """Return whether a translation with terms is missing, or only appends text to `plain`, the one without terms.
+    """Return whether a translation with terms is None, or only appends text to the one without terms.
 
-    Text counts as appended only if `plain` ends a sentence; the term is then in the wrong position.
+    Text counts as appended only if `plain`, the text without terms, ends a sentence. A term after its end is in the
+    wrong position.
     """
     return again is None or (_ENDS.search(plain) is not None and again.text.startswith(plain))

@@ -93,20 +93,29 @@ class Parser:
     @overload
     def __call__(self, sentence: list[str] | tuple[str, ...]) -> list[Parse]: ...
     def __call__(self, sentence: str | list[str] | tuple[str, ...]) -> Parse | list[Parse]:
-        """Parse a sentence of space-separated words, or a list of sentences; return a `Parse` for each, in order.
+        """Parse a sentence of space-separated words, or a list of sentences.
 
         Brackets may be escaped as in treebanks, such as `-LRB-`.
+
+        Returns:
+            The `Parse` of the sentence, or a list of those of several sentences.
+
+        Raises:
+            TransduceError: a sentence has more tokens than the model has learned positions, or the model is in training
+                mode.
         """
         sentences = as_texts(sentence)
         parses = self.parse([list(map(unescape_word, each.split())) for each in sentences])
         return parses[0] if isinstance(sentence, str) else parses
 
     def parse(self, sentences: Sequence[Sequence[str]]) -> list[Parse]:
-        """Parse sentences that are lists of words; return a list of `Parse`s, whose tree is None without words.
+        """Parse sentences that are lists of words; return a list of `Parse`s.
+
+        The tree of a sentence without words is None.
 
         Raises:
-            TransduceError: a sentence is not a list of words, a word is empty or contains a space, or the model's
-                learned positions do not suffice for a sentence.
+            TransduceError: a sentence is not a list of words, a word is empty or contains a space, a sentence has more
+                tokens than the model has learned positions, or the model is in training mode.
         """
         for words in sentences:
             _check_words(words)
@@ -121,10 +130,11 @@ class Parser:
         return parses
 
     def linearize(self, sentence: str) -> tuple[list[int], list[int], Parse]:
-        """Return the source token ids of a sentence, the target token ids that the parser writes for it, and the parse.
+        """Return a sentence's source token ids, the target token ids that the parser writes for it, and its parse.
 
         Raises:
-            TransduceError: the sentence has no words, or more tokens than the model has learned positions.
+            TransduceError: the sentence has no words, or more tokens than the model has learned positions. Or the model
+                is in training mode.
         """
         encoded = self._encode([list(map(unescape_word, as_text(sentence).split()))])
         if not encoded:
@@ -133,7 +143,11 @@ class Parser:
         return encoded[0].ids, list(best.ids), self._parse(encoded[0], best)
 
     def _encode(self, sentences: Sequence[Sequence[str]]) -> list[_TokenizedSentence]:
-        """Tokenize sentences (lists of words); return a list of those with words, each with its index in the input."""
+        """Tokenize sentences (lists of words); return a list of those with words, each with its index in the input.
+
+        Raises:
+            TransduceError: a sentence has more tokens than the model has learned positions.
+        """
         filled = [(index, list(words)) for index, words in enumerate(sentences) if words]
         ids = self.tokenizer.source.encode_batch([" ".join(map(plain, words)) for _, words in filled])
         eos, max_positions = self.tokenizer.source.eos_id, max_model_positions([self.model])
@@ -150,7 +164,11 @@ class Parser:
 
     @torch.inference_mode()
     def _search(self, batch: Sequence[_TokenizedSentence]) -> list[list[Hypothesis]]:
-        """Return a list with the beam's hypotheses, best first, for each tokenized sentence."""
+        """Search for the parse trees of tokenized sentences; return a list with the best hypothesis for each sentence.
+
+        Raises:
+            TransduceError: the model is in training mode.
+        """
         check_evaluation_mode(self.model)
         config, device, search = self.model.config, self.model.source_weight.device, self.search
         scorer = EncoderDecoderScorer(self.model, pad([sentence.ids for sentence in batch], config.pad_id, device))
@@ -184,7 +202,7 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _words_with_spaces(words: Sequence[str]) -> list[str]:
-    """Return a list of a sentence's words in plain spelling, all but the first with a space before it, as in a line."""
+    """Return a list of a sentence's words in plain spelling, with a space before each word but the first."""
     return [" " * (index > 0) + plain(word) for index, word in enumerate(words)]
 
 
@@ -241,8 +259,8 @@ def bracket_tokens(vocabulary: Vocabulary) -> dict[int, BracketToken]:
 class BalancedBrackets(Rule):
     """A rule that makes each hypothesis a parse tree of its sentence: brackets balance, and each word occurs once.
 
-    A word's own tokens come before the constituents that follow it. A sentence of one word may be that word alone. At
-    the maximum length hypotheses can still be cut off.
+    A word's own tokens come before the constituents that follow it. For a sentence of one word, the tree may be the
+    word alone. A hypothesis that reaches the maximum length may be an incomplete tree.
     """
 
     def __init__(
@@ -310,7 +328,9 @@ class BalancedBrackets(Rule):
         return logits.masked_fill_(~(allowed | ended[..., None]), IMPOSSIBLE)
 
     def _spell(self, allowed: Tensor, words_written: Tensor, sentence_indices: Tensor) -> None:
-        """Restrict the mask of allowed tokens in place: while a word lacks tokens, only its next one may follow.
+        """Exclude tokens that would interrupt the spelling of a word, by changing `allowed` in place.
+
+        While a hypothesis lacks tokens of its current word, only the word's next token may follow.
 
         Args:
             allowed: True for tokens that may follow, (B, W, V).
@@ -328,9 +348,9 @@ class BalancedBrackets(Rule):
 
 
 def _opened_at_once(opened: Tensor, written: Tensor) -> Tensor:
-    """Return how many constituents each hypothesis has just opened, as a tensor (B, W).
+    """Return the number of constituents that each hypothesis opens at its end, as a tensor (B, W).
 
-    The last tokens count, back to one that writes a word or opens no constituent.
+    Counted are the tokens after the last one that writes a word or opens no constituent.
 
     Args:
         opened: the number of constituents that each token of a hypothesis opens, (B, W, t).

@@ -1,9 +1,10 @@
 """Replace protected spans by placeholders before translation, and put the spans into the translation afterwards.
 
-Every model can translate a source without its spans; occlusion of the word before a span finds the span's offset in the
-translation. A model whose vocabulary has placeholder tokens also translates the source with such a token for each span.
-Of the two translations the one with the higher mean log-probability is used. Spans that stand between words are better
-left out; spans that stand for words are not.
+Every model can translate a source without its spans. To put a span into the translation, the translation of the word
+before the span is found by occlusion, and the span follows it. A model whose vocabulary has placeholder tokens also
+translates the source with such a token for each span. Of the two translations, the one with fewer missing or excess
+placeholders is used. If they are equal in this, the mean log-probability decides. Spans that stand between words are
+better left out; spans that stand for words are not.
 """
 
 import re
@@ -92,8 +93,8 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
     """Return a list of the character spans of a text that the vocabulary can represent only as bytes or as unknown.
 
     In scripts with spaces a span is extended to whole words. Punctuation is excluded: the target language has its own.
-    Characters encoded as bytes are excluded, too, if their script has no spaces and the vocabulary has other letters of
-    that script: a rare Chinese character is an ordinary word, which the model has learned to read.
+    A rare character of a known script without spaces, such as Chinese, is excluded if it is encoded as bytes. It is an
+    ordinary word, which the model has learned to read. A script is known if the vocabulary has other letters of it.
     """
     fallback = _fallback_ids(vocabulary)
     ids, token_spans = encode_with_spans(vocabulary, text)
@@ -123,10 +124,10 @@ def find_unknown(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _is_rare_word(text: str, vocabulary: Vocabulary) -> bool:
-    """Return whether a text in characters that the vocabulary lacks is a rare word, not one in an unknown script.
+    """Return whether characters that the vocabulary lacks form a rare word in a script that it knows.
 
-    It is a rare word if every character is of a script without spaces, such as Chinese, and the vocabulary has other
-    letters of the same script.
+    Every character must be of a script without spaces, such as Chinese. The vocabulary must have other letters of this
+    script.
     """
     return all(is_unspaced_character(character) and _script(character) in _scripts(vocabulary) for character in text)
 
@@ -153,7 +154,10 @@ def _fallback_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _spans_of(part: TextPart, tokenizer: Tokenizer) -> list[Span]:
-    """Return a list of the spans of a part to copy untranslated: protected ones, and ones that the vocabulary lacks."""
+    """Return a list of the spans of a part (sentence) to copy untranslated.
+
+    These are its protected spans, and spans of characters that the vocabulary lacks.
+    """
     if _fallback_ids(tokenizer.source).isdisjoint(part.ids):
         return list(part.protected)
     unknown = [
@@ -232,9 +236,10 @@ def _with_brackets(span: Span, text: str) -> Span:
 
 
 def _join(before: str, after: str) -> str:
-    """Join the texts before and after a left-out span with at most one space, and with none at the start of a text.
+    """Join the texts before and after a left-out span.
 
-    A space is added between two words that would otherwise touch.
+    Of spaces on both sides of the span, only one side is kept. Spaces at the start of a text are dropped. A space is
+    added between two words that would otherwise touch.
     """
     if not before or before.endswith(" "):
         return before + after.lstrip(" ")
@@ -257,9 +262,10 @@ class MaskedPair(NamedTuple):
 def mask_pair(
     source: str, target: str, tokenizer: Tokenizer, tokens: Sequence[str], patterns: Iterable[str] = ()
 ) -> MaskedPair | None:
-    """Return a `MaskedPair`: a source and target with protected spans masked as in a search; None without copied spans.
+    """Mask the protected spans of a source and their copies in a translation, as in a search.
 
-    A span that the given translation lacks stays in the source.
+    Return a `MaskedPair`; None if the translation copies no span. A span that the translation lacks stays in the
+    source.
 
     Args:
         source: the source sentence.
@@ -303,10 +309,11 @@ def _find_copies(source: str, text: str, spans: Iterable[Span]) -> list[tuple[Sp
 
 
 def _without_copies(text: str, copies: Mapping[Span, str]) -> str:
-    """Return a translation in which copies of protected spans, with brackets around them, are replaced by placeholders.
+    """Replace the copies of protected spans in a translation by placeholders, and return the text.
 
-    `copies` maps each copy's character span to its placeholder. If that is empty, the copy is left out, and so is the
-    space before a mark that ends a sentence or clause.
+    `copies` maps each copy's character span to its placeholder. A pair of brackets or quotes around a copy is replaced,
+    too. If the placeholder is empty, the copy is left out. The space before a left-out copy is removed if a mark that
+    ends a sentence or clause follows.
     """
     written, position = "", 0
     for span in sorted(copies):
@@ -429,10 +436,11 @@ class Placeholders:
     def _restore(
         self, masked: Sequence[MaskedPart], model: "SpanModel"
     ) -> dict[tuple[int, int], tuple[Translation, tuple[int, float]]]:
-        """Translate masked parts; return a dict from part keys to a translation with its protected spans, and its rank.
+        """Translate masked parts (sentences), and insert their protected spans into the translations.
 
-        The rank, by which the better of two translations is chosen, is a pair: minus the number of missing or excess
-        placeholders, and the mean log-probability per token.
+        Return a dict from part keys to pairs of a translation and its rank. The higher rank shows which of two
+        translations of a part is better. A rank is a pair: minus the number of missing or excess placeholders, and the
+        mean log-probability per token.
         """
         found = model.search([each.masked for each in masked])
         translated = [(each, found[each.original.key]) for each in masked if each.original.key in found]
@@ -467,8 +475,8 @@ class Placeholders:
     ) -> Translation:
         """Return a translation with this source, and with another text for each alternative.
 
-        `texts` has for each alternative a pair: its text, and pairs of spans copied from source to text. Unless
-        sampled, of alternatives with equal text only the first is kept.
+        `texts` has a pair for each alternative: its text, and pairs of spans copied from source to text. Of
+        alternatives with equal texts, only the first is kept, unless the alternatives were sampled.
         """
         alternatives: dict[tuple[str, int], Alternative] = {}
         for number, (alternative, (text, _)) in enumerate(zip(translation.alternatives, texts, strict=True)):
@@ -481,9 +489,12 @@ class Placeholders:
     def _write(
         self, source: str, text: str, placed: Sequence[_InsertedRun]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation's text with protected spans inserted, and pairs of the spans in source and text.
+        """Insert protected spans into a translation; return the text, and pairs of the spans in source and text.
 
-        `placed` are the runs of spans to insert, with their offsets in `text`, the translation without spans.
+        Args:
+            source: the source text.
+            text: the text of the translation without the spans.
+            placed: the runs of spans to insert, with their offsets in `text`.
         """
         written, position = "", 0
         pairs: list[tuple[Span, Span]] = []
@@ -545,10 +556,10 @@ class Placeholders:
         return " " * spaces[0], " " * spaces[1]
 
     def _has_space(self, side: "_SpanSide") -> bool:
-        """Return whether a space is written on one side of a protected span that stands for a word, as in the source.
+        """Return whether a space is written on one side of a protected span that stands for a word.
 
-        No space is written at an end of the translation, beside a bracket or punctuation that takes none, or between
-        characters of scripts without spaces.
+        In general, there is a space if the source has one. No space is written at an end of the translation, beside a
+        bracket or punctuation that takes none, or between characters of scripts without spaces.
         """
         if not side.target:
             return False
@@ -563,10 +574,10 @@ class Placeholders:
         return not attached or (side.source != side.target and side.source.isalnum() != side.target.isalnum())
 
     def _spaces_of_tag(self, literal: str, sides: Sequence["_SpanSide"], *, has_space: bool) -> list[bool]:
-        """Return a list of two booleans: whether spaces are written before and after an inline tag, as in the source.
+        """Return a list of two booleans: whether spaces are written before and after an inline tag.
 
-        If the source has no space but the translation has one here, it goes before an opening tag or after a closing
-        tag.
+        Spaces are written where the source has them. If the source has none, but the translation has a space at this
+        offset (`has_space`), the space is written before an opening tag or after a closing tag.
         """
         if self._joins_words:
             return [side.spaced and bool(side.target) and is_unspaced_character(side.source) for side in sides]
@@ -604,9 +615,10 @@ class _SpanSide(NamedTuple):
 
 
 def _without_placeholders(text: str, masked: MaskedPart) -> _Plain:
-    """Return, as a `_Plain`, a translation without placeholders, with the runs of spans that they stood for.
+    """Remove the placeholders from a translation, and return a `_Plain`.
 
-    A repeated placeholder counts once, where it is first.
+    The result holds the runs of protected spans that the placeholders stood for, with their offsets. It also holds the
+    runs whose placeholder is missing. A repeated placeholder counts once, where it is first.
     """
     runs = {run.placeholder: run for run in masked.runs if run.placeholder}
     bare, found = _remove_placeholders(text, tuple(runs))
@@ -635,9 +647,10 @@ def remove_placeholders(text: str) -> str:
 
 
 def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> tuple[str, list[tuple[str, int]]]:
-    """Remove placeholder tokens and the texts `literals` from a translation, and the second of two spaces that remain.
+    """Remove placeholder tokens and the texts `literals` from a translation.
 
-    Return the text, and a list of pairs: each removed token or literal, and its character offset in the result.
+    Of two spaces that would remain next to each other, the second is removed, too. Return the text, and a list of
+    pairs: each removed token or literal, and its character offset in the result.
     """
     expression = "|".join(map(re.escape, dict.fromkeys((*literals, *PLACEHOLDER_TOKENS))))
     parts = re.split(f"({expression})", text)  # texts and removed tokens by turns
@@ -649,7 +662,10 @@ def _remove_placeholders(text: str, literals: Sequence[str] = ()) -> tuple[str, 
 
 
 def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_InsertedRun]:
-    """Return a list of the runs, some with greater offsets, so that tags without a partner keep their source order."""
+    """Move tags without a partner so that they keep their source order.
+
+    Return a list of all runs of protected spans, some with greater offsets.
+    """
     ordered: list[_InsertedRun] = []
     least = 0
     inside = sorted(placed, key=lambda one: one.run.source)
@@ -666,14 +682,20 @@ def _with_tags_in_order(source: str, placed: Iterable[_InsertedRun]) -> list[_In
 
 
 def _without_pairs(part: TextPart, tokenizer: Tokenizer) -> BareText | None:
-    """Return a part's text without its pairs of tags; None without any, or if a prefix contains a protected span."""
+    """Return a part's text without its pairs of tags.
+
+    The result is None if there are no pairs, or if the forced prefix of the translation contains a protected span.
+    """
     bare = without_tag_pairs(part.text, part.protected)
     prefix = tokenizer.target.decode(part.prefix) if bare is not None and part.prefix else ""
     return None if any(part.text[slice(*span)] in prefix for span in part.protected if prefix) else bare
 
 
 def _bare_part(part: TextPart, bare: BareText, tokenizer: Tokenizer) -> TextPart:
-    """Return a part with the text `bare`, which lacks the part's pairs of tags, and without phrases that are tags."""
+    """Return a part (sentence) without its pairs of tags, whose text is then `bare`.
+
+    Required phrases that are such tags are dropped, too.
+    """
     ids = tokenizer.source.with_special_tokens(tokenizer.source.encode(bare.text))
     tags = {part.text[slice(*tag)] for pair in bare.pairs for tag in pair[:2]}
     phrases = tuple(each for each in part.phrases if tokenizer.target.decode(each[0]).strip() not in tags)
@@ -681,7 +703,7 @@ def _bare_part(part: TextPart, bare: BareText, tokenizer: Tokenizer) -> TextPart
 
 
 def _one_by_one(translation: Translation) -> Iterator[Translation]:
-    """Yield a translation for each alternative, with only that alternative and the protected spans in its text."""
+    """Yield each alternative as a translation of its own, with the protected spans of the alternative's text."""
     for number, alternative in enumerate(translation.alternatives):
         own = translation.protected
         if number:
@@ -704,7 +726,10 @@ class _Request(NamedTuple):
 
 
 def _bare_sources(masked: MaskedPart) -> dict[ProtectedRun, tuple[str, int]]:
-    """Return a dict from each run of protected spans to a pair: the source without runs, and the run's offset in it."""
+    """Return a dict from each run of protected spans to its position in the source without runs.
+
+    The position is a pair: the source without any run, and the run's character offset in it.
+    """
     text, written, position = masked.original.text, "", 0
     offsets = []
     for run in masked.runs:
@@ -749,10 +774,11 @@ def _words(text: str, vocabulary: Vocabulary) -> list[Span]:
 
 
 def _at_edge(request: _Request) -> int:
-    """Return the character offset for protected spans that precede the first or follow the last word of the source.
+    """Return the offset in a translation of protected spans before the first or after the last word of the source.
 
-    Spans before the first word go to the start of the translation, others behind its last word; or to the very end, if
-    a closing bracket or a mark that ends a sentence or clause stands before them in the source.
+    Spans before the first word go to the start of the translation. Spans after the last word go behind the last word of
+    the translation. They go to the very end if a closing bracket, or a mark that ends a sentence or clause, stands
+    between the last word and the spans in the source.
     """
     text, before = request.text, request.source[: request.offset]
     if _last_word(before) == 0:

@@ -283,8 +283,8 @@ def describe_lost_sentences(source: str, text: str, languages: tuple[str | None,
 def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, rewritten: bool = False) -> bool:
     """Return whether a translation with glossary terms has a fault that the plain translation lacks.
 
-    Faults are a repeated run of words, a number of the source that is missing, or a number that neither source, plain
-    translation nor terms contain.
+    There are three kinds of faults. A run of words is repeated too often, a number of the source is missing, or there
+    is a number that is neither in the source, nor in the plain translation, nor in the terms.
 
     Args:
         source: the source sentence.
@@ -305,10 +305,10 @@ def has_new_faults(source: str, plain: str, text: str, glossary: Glossary, *, re
 
 
 def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
-    """Return whether any n-gram of a translation without glossary terms occurs more often in the one with terms.
+    """Return whether an n-gram of `plain` occurs more often in `text`.
 
-    `plain` (without terms) and `text` (with them) are lists of words or, in scripts without spaces, characters. N-grams
-    have 3 words or 6 characters.
+    `plain` is a translation without glossary terms, and `text` one with terms. Each is a list of words or, in scripts
+    without spaces, characters. N-grams have 3 words or 6 characters.
     """
     size = _MIN_AGAIN[any(map(is_unspaced_character, "".join(plain)))]
     before, after = (Counter(zip(*(units[start:] for start in range(size)), strict=False)) for units in (plain, text))
@@ -318,8 +318,8 @@ def _repeats_ngram(plain: list[str], text: list[str]) -> bool:
 def _repeated(source: str, text: str) -> str | None:
     """Return evidence such as "4 × no" if a translation repeats a run of words too often in a row; otherwise None.
 
-    Too often means more often than a limit and than any run of the source. Of several such runs, the one that takes
-    most of the text with its repetitions is returned.
+    A run is repeated too often if it reaches a limit and is repeated more often than any run of the source. Of several
+    such runs, the one whose repetitions take up most of the text is returned.
     """
     most_in_source = max((times for times, _ in _repeats(_units(source), least=2)), default=1)
     repeats = [(times, run) for times, run in _repeats(_units(text)) if times > most_in_source]
@@ -331,11 +331,14 @@ def _repeated(source: str, text: str) -> str | None:
 
 
 def _repeats(units: list[str], least: int | None = None) -> list[tuple[int, list[str]]]:
-    """Return a list of the runs of words that a text repeats without a break, as pairs: how often, and the run.
+    """Return a list of the runs of words that a text repeats without a break.
 
-    `units` are the text's words or, in scripts without spaces, characters. For each length of up to 20 units, only the
-    run that is repeated most often is considered. Runs that occur fewer than `least` times in a row are left out; None:
-    a limit that depends on the run.
+    Each item is a pair: how often the run occurs in a row, and the run. For each length of up to 20 units, only the run
+    that is repeated most often is considered.
+
+    Args:
+        units: the text's words or, in scripts without spaces, characters.
+        least: runs that occur fewer times in a row are left out; None: a limit that depends on the run.
     """
     repeats = []
     for length in range(1, min(_MAX_UNITS, len(units) // 2) + 1):
@@ -377,10 +380,10 @@ def _copied(translation: Translation) -> str | None:
 
 
 def _untranslated(translation: Translation, target_script: str) -> str | None:
-    """Return the letters of a translation that are in the source's script, if the target language has another one.
+    """Return the letters of a translation that are in the source's script, joined to one text; None without any.
 
-    The letters are joined to one text. The result is None without any, or if the source's script is Latin or unknown.
-    A list mark that was copied, such as （一）, does not count.
+    The result is also None if the source's script is Latin, unknown or that of the target language. A list mark that
+    was copied, such as （一）, does not count.
     """
     script = main_script(translation.source)
     if script is None or script in ("Latin", target_script):
@@ -422,7 +425,7 @@ def _forms(translation: Translation, glossary: Glossary | None) -> list[str]:
 
 
 def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
-    """Return the set of the indices of all tokens that spell any of `texts`, and of the token after each such spelling.
+    """Return the set of the indices of tokens that spell one of `texts`, and of the token after each of them.
 
     The token after a glossary term is included because it is often improbable after a term that was forced.
     """
@@ -438,9 +441,9 @@ def _token_positions(tokens: Sequence[str], texts: Sequence[str]) -> set[int]:
 
 
 def count_warnings(warnings: Sequence[tuple[QualityWarning, ...]]) -> dict[WarningKind, int]:
-    """Return a dict from each kind of quality warning to the number of translations with it, if any has it.
+    """Return a dict from each kind of quality warning to the number of translations with such a warning.
 
-    `warnings` has the warnings of each translation.
+    Kinds without warnings are not in the dict. `warnings` has the warnings of each translation.
     """
     counts = {kind: sum(any(warning.kind == kind for warning in each) for each in warnings) for kind in WARNING_KINDS}
     return {kind: count for kind, count in counts.items() if count}

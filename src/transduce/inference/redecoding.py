@@ -79,7 +79,7 @@ def redecode(
         translations: the translations.
         search: the search settings of the first search; None: the translator's settings.
         prefix: text that each translation must start with.
-        phrases: phrases that each translation must contain.
+        phrases: for each translation, the phrases that it must contain; None: no phrases.
         glossary: terms that must be translated as specified.
         text_settings: the settings of the texts in the first search; None: the translator's settings.
 
@@ -178,7 +178,10 @@ def _redecode_units(
 def _put_terms(
     translator: Translator, translations: Sequence[Translation], glossary: Glossary, search: SearchSettings
 ) -> list[Translation]:
-    """Insert missing glossary terms where their position in a translation is clear; return all translations."""
+    """Insert missing glossary terms where their position in a translation is clear.
+
+    Return a list of all translations, changed or not.
+    """
     source = translator.tokenizer.source
     parts = [
         TextPart(each.source, number, 0, source.with_special_tokens(source.encode(each.source)))
@@ -217,10 +220,14 @@ def _checked(translations: Iterable[Translation]) -> list[Translation]:
 
 
 def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
-    """Return the settings of the second search: a beam of at least 8, in which n-grams of this length may not repeat.
+    """Return the settings of the second search: a beam of at least 8 hypotheses, without beam groups.
 
-    With length 0, n-grams are restricted as in `search`, the settings of the first search. The second search has no
-    beam groups, and requires at least one token unless `max_length` is 1.
+    All hypotheses are returned. A translation must have at least one token, unless `max_length` is 1. Other settings
+    are those of the first search.
+
+    Args:
+        search: the settings of the first search.
+        ngrams: the length of n-grams that may not repeat; 0: as in the first search.
     """
     wide = max(_WIDTH, search.beam_size)
     changes = {
@@ -236,11 +243,11 @@ def _wider(search: SearchSettings, ngrams: int) -> SearchSettings:
 def _numbers(
     translator: Translator, translation: Translation, found_warnings: Sequence[QualityWarning], search: SearchSettings
 ) -> list[str]:
-    """Return a list of numbers missing from a translation that re-decoding can insert as if they were glossary terms.
+    """Return a list of missing numbers that re-decoding can insert as if they were glossary terms.
 
-    The list is empty without a warning about numbers, or if a maximum length is set. Excluded are forbidden numbers,
-    numbers that the model cannot write, and small numbers, dates and times, which a translation may write in another
-    form.
+    The list is empty if there is no warning about numbers, or if a maximum length is set. Forbidden numbers and numbers
+    that the model cannot write are left out. Small numbers, dates and times are also left out, because a translation
+    may write them in another form.
     """
     if search.max_length is not None or not any(warning.kind == "numbers" for warning in found_warnings):
         return []
@@ -257,7 +264,10 @@ def _numbers(
 def _fewest_warnings(
     translator: Translator, translation: Translation, glossary: Glossary | None
 ) -> tuple[Alternative, tuple[QualityWarning, ...]]:
-    """Return a translation's first alternative with the least severe quality warnings, and a tuple of its warnings."""
+    """Return the alternative of a translation with the least severe quality warnings, and a tuple of its warnings.
+
+    Of several such alternatives, the first is returned.
+    """
     variants = [msgspec.structs.replace(translation, alternatives=(one,)) for one in translation.alternatives]
     found_warnings = estimate_quality(translator, variants, glossary=glossary)
     return min(zip(translation.alternatives, found_warnings, strict=True), key=lambda one: _severity(one[1]))

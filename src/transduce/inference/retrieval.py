@@ -133,9 +133,10 @@ class Retriever:
         return labels, negative_distances
 
     def _first_of_nearest(self, nearness: Tensor) -> Tensor:
-        """Return the indices of the nearest candidates, (W, min(K, M)), given their negative distances, (W, M).
+        """Return the indices of the nearest candidates of each of W decoder states, (W, min(K, M)).
 
-        Candidates as far as the last chosen one, up to rounding errors, are chosen by index, so that the choice does
+        `nearness` holds the negative distances of the M candidates, (W, M). Several candidates may be as far away as
+        the last one to choose, up to rounding errors. Of these, the first by index are chosen, so that the choice does
         not depend on the batch.
         """
         count, margin = min(NEAREST_STATES, nearness.shape[-1]), _ALIKE * self._card.temperature
@@ -179,10 +180,10 @@ class NeighborIndex:
         return self
 
     def check_languages(self, source: str | None, target: str | None, vocabulary: Vocabulary) -> None:
-        """Raise an error if the datastore has pairs of other languages than those of a translator.
+        """Raise an error if the datastore and a translator have different languages.
 
-        Unknown languages are not compared. For a datastore without languages, the target language is read from the
-        token at the start of the first source, if the model translates to several languages.
+        Unknown languages are not compared. If the datastore does not record its target language, the language is read
+        from the token at the start of the first source. Only models for several target languages have such a token.
 
         Args:
             source: the translator's source language; None: unknown.
@@ -205,16 +206,20 @@ class NeighborIndex:
 
     @property
     def max_sentences(self) -> int:
-        """The maximum number of sentences in a batch for which the states of selected pairs fit into about 256 MB."""
+        """The maximum number of sentences in a batch.
+
+        The states of the pairs that are selected for these sentences fit into about 256 MB.
+        """
         states = self.tensors.states
         elements = NEAREST_PAIRS * len(states) / max(1, self.card.pairs) * states.shape[1]
         return max(1, int(_MAX_ELEMENTS / max(1.0, elements)))
 
     def nearest_pairs(self, model: EncoderDecoder, source_ids: Ids, count: int = NEAREST_PAIRS) -> Tensor:
-        """Return the indices of the pairs whose sources are most similar to each of B sources, nearest first, (B, n).
+        """Return the indices of the pairs with the most similar sources for each of B sources, (B, n).
 
-        n is `count`, or the number of pairs if there are fewer. Similarity is the cosine of source embeddings; pairs
-        that differ by rounding error only are ordered by index, so that the choice does not depend on the batch.
+        The most similar pair comes first. n is `count`, or the number of all pairs if that is smaller. Similarity is
+        the cosine of source embeddings. Pairs whose similarity differs only by rounding error are ordered by index, so
+        that the choice does not depend on the batch.
         """
         embeddings = source_embeddings(model, source_ids, self.tensors.rarities)
         best: list[tuple[Tensor, Tensor]] = []
@@ -240,7 +245,7 @@ class NeighborIndex:
         return Retriever(candidates, self.card)
 
     def retriever_for(self, model: EncoderDecoder, source_ids: Ids) -> Retriever:
-        """Return the neighbor search of a batch, a `Retriever` over the pairs most similar to each source sentence."""
+        """Return a `Retriever` for a batch, which searches the pairs most similar to each source sentence."""
         return self.retriever_of_pairs(list(self.nearest_pairs(model, source_ids)), model.source_weight.device)
 
 

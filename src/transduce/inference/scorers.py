@@ -21,10 +21,13 @@ from transduce.text.vocabulary import Vocabulary
 def _step_to_logits(
     state: DecodingState, project: Callable[[Tensor], Tensor], tokens: Tensor, trace: AttentionTrace | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Run a decoding step for tokens (B, W); return the last layer's output, (B, W, D), and the logits, (B, W, V).
+    """Run a decoding step; return the last layer's output, (B, W, D), and the logits, (B, W, V).
 
-    `project` maps outputs to logits; it is not used if a compiled step computes the logits, too. `trace` records
-    attention.
+    Args:
+        state: the decoding state of B sentences with W hypotheses each.
+        project: maps outputs to logits. It is not called if a compiled step computes the logits.
+        tokens: the newest tokens, (B, W).
+        trace: records attention; None: attention is not recorded.
     """
     if isinstance(state, LogitsState):
         return state.step_to_logits(tokens)
@@ -105,10 +108,10 @@ class EncoderDecoderScorer(Scorer, AttentiveScorer):
 
 
 class DecoderOnlyScorer(Scorer):
-    """A scorer of next tokens for a batch of prompts, of at least one token each, with a decoder-only model.
+    """A scorer of next tokens for a batch of prompts, with a decoder-only model.
 
-    If a text exceeds the model's context, all texts are cut to their last tokens, half as many as the context has, and
-    read again.
+    Every prompt has at least one token. When a text would exceed the model's context, the last `max_context` // 2
+    tokens of each text are encoded again, and earlier tokens are forgotten.
     """
 
     def __init__(
@@ -120,15 +123,16 @@ class DecoderOnlyScorer(Scorer):
         excluded_ids: Sequence[int],
         row_per_text: bool = False,
     ) -> None:
-        """Encode the prompts into a decoding state, so that the first step returns the logits after their last tokens.
+        """Encode the prompts, so that the first step returns the logits after their last tokens.
 
         Args:
             model: the decoder.
             prompts: token ids of each prompt.
             max_context: maximum number of tokens that the model attends to.
             excluded_ids: token ids that are never generated.
-            row_per_text: keep a row of keys and values for each text; False: the texts of a prompt share one. This is
-                faster if texts are not reordered, as in sampling, since each attends only to its own tokens.
+            row_per_text: True: each text generated from a prompt has its own keys and values in the decoding state.
+                This is faster if texts are not reordered, as in sampling. False: all texts of a prompt share one row of
+                the state.
         """
         self.model = model
         self._project = exact_projection(model)
@@ -186,7 +190,7 @@ class DecoderOnlyScorer(Scorer):
         self.state.keep_sentences(rows)
 
     def _read_again(self) -> None:
-        """Encode the prompts and what was generated anew, with a row of the decoding state for each text."""
+        """Encode the prompts and the generated tokens again, with a row of the decoding state for each text."""
         batch, width, _ = self._new_tokens.shape
         texts = self._read_texts
         if not self._row_per_text:
@@ -200,7 +204,7 @@ class DecoderOnlyScorer(Scorer):
     def _read(self) -> DecodingState:
         """Encode all texts, and return the decoding state.
 
-        If any text is longer than the context, all are cut to their last tokens, half as many as the context has.
+        If a text is longer than `max_context`, each text is first cut to its last `max_context` // 2 tokens.
         """
         if max(map(len, self._read_texts)) > self.max_context:
             self._read_texts = [text[-max(1, self.max_context // 2) :] for text in self._read_texts]
@@ -232,10 +236,16 @@ SearchIds = Callable[[list[list[int]], SearchSettings], list[list[Hypothesis]]]
 def batch_invariant_scorer(
     model: EncoderDecoder, source_ids: Tensor, *, attentive: bool = False, all_tokens: bool = False
 ) -> "EncoderDecoderScorer | BatchInvariantScorer":
-    """Return a scorer whose results for a sentence do not depend on the batch, for source token ids (B, S).
+    """Return a scorer whose results for a sentence do not depend on the other sentences of the batch.
 
-    S must be a multiple of 16. The scorer is an `EncoderDecoderScorer`, made with these arguments, if compiled steps,
-    which are batch-invariant, support the model; otherwise a `BatchInvariantScorer` around one.
+    If compiled steps support the model, this is an `EncoderDecoderScorer`, because compiled steps are batch-invariant.
+    Otherwise, it is a `BatchInvariantScorer`.
+
+    Args:
+        model: the model.
+        source_ids: token ids of the sources, (B, S); S must be a multiple of 16.
+        attentive: record attention, as in `EncoderDecoderScorer`.
+        all_tokens: score padding and the start symbol, as in `EncoderDecoderScorer`.
     """
     inner = EncoderDecoderScorer(model, source_ids, attentive=attentive, all_tokens=all_tokens)
     return BatchInvariantScorer(inner, source_ids) if compiled_state(inner.state) is None else inner
@@ -283,7 +293,7 @@ class BatchInvariantScorer(Scorer, AttentiveScorer):
         self.inner.keep_sentences(torch.cat([rows, rows[:1].expand(self.filled - len(rows))]))
 
     def _fill(self, values: Tensor) -> Tensor:
-        """Return `values`, (B, W), followed by copies of its first row for the copied sentences that fill the batch."""
+        """Append a copy of the first row of `values`, (B, W), for each sentence copy that fills the batch."""
         return torch.cat([values, values[:1].expand(self.filled - self.sentences, -1)])
 
 
@@ -307,10 +317,10 @@ class BatchInvarianceCheck:
         self._proved: set[SearchSettings] = set()
 
     def check(self, search: SearchSettings) -> None:
-        """Translate the same random sentences in batches of different sizes, and raise an error if results differ.
+        """Translate the same random sentences in batches of different sizes, and compare the results bit by bit.
 
-        The results are compared bit by bit. Settings that passed before are not tried again; neither are those that
-        differ from them only in lengths, forbidden texts and repeated n-grams.
+        A check that has passed is not repeated for the same settings. Length limits, forbidden texts and the limit of
+        repeated n-grams are not part of this comparison of settings.
 
         Raises:
             TransduceError: the process computes with several threads, or a result depends on the batch.
@@ -342,9 +352,9 @@ class BatchInvarianceCheck:
 
 
 def _random_sources(bucket_length: int, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return 64 random sources (token ids with the end symbol), all of which are padded to `bucket_length` in a search.
+    """Return 64 random sources, as token ids with the end symbol, for a batch of one padded length.
 
-    The sources have, in turn, each of the 16 lengths that are padded to `bucket_length`.
+    Search pads sources to a multiple of 16 tokens. The sources have all 16 lengths that are padded to `bucket_length`.
     """
     special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
     text_ids = [id for id in range(vocabulary.size) if id not in special]

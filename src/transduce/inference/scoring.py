@@ -31,7 +31,10 @@ _CHUNK_ELEMENTS, _MIN_ROWS, _CHUNK_ELEMENTS_OF_GPU = 1 << 19, 32, 1 << 24
 
 
 class TooLongError(TransduceError):
-    """An error about a text with too many tokens to be scored: its `side` ("source" or "target") and its `number`."""
+    """An error about a source or target that has too many tokens to be scored.
+
+    `side` is "source" or "target", and `number` is the number of the text on this side, from 1.
+    """
 
     def __init__(self, rule: str, side: Literal["source", "target"], number: int) -> None:
         """Create the error for text `number`, counted from 1, of the sources or the targets."""
@@ -86,17 +89,19 @@ def score_translations(
         sources: source sentences.
         targets: the translation of each source.
         alpha: exponent of the length penalty; 0: no penalty.
-        generate: score as transformers' `generate` with these settings: forced tokens have log-probability 0,
-            probabilities are normalized over all tokens (with `renormalize`: all but the forbidden ones), and the
-            penalty is length^alpha. None: score as the paper's search.
-        max_tokens: maximum source length in tokens; longer sources would be split by search, so they are refused.
+        generate: score as transformers' `generate` with these settings. Forced tokens then have log-probability 0, and
+            the penalty is length^alpha. Probabilities are normalized over all tokens; with `renormalize`, forbidden
+            tokens are left out. None: score as the paper's search.
+        max_tokens: maximum source length in tokens; None: no limit but that of scoring. Search would split a longer
+            source, so it is refused.
         histories: document context of each pair, which the models read and which is not scored; None: no context.
 
     Returns:
         A list with a `Score` for each pair.
 
     Raises:
-        TransduceError: the numbers of sources and targets differ, or a model is in training mode.
+        TransduceError: the numbers of sources and targets differ, an item is not a text, or a model is in training
+            mode.
         TooLongError: a text is too long.
     """
     sources, targets = as_pairs(sources, targets)
@@ -202,10 +207,10 @@ def _score_batch(
     target_ids: list[list[int]],
     generate: GenerateSettings | None,
 ) -> list[tuple[float, ...]]:
-    """Return a list with a tuple for each target: the log-probabilities of its tokens, in nats.
+    """Return the log-probabilities of each target's tokens, in nats, as one tuple for each target.
 
-    The probabilities of several models are averaged. `generate` decides which tokens are left out of the normalization;
-    None: padding and the start symbol.
+    The probabilities of several models are averaged. `generate` decides which tokens have probability zero, as in
+    `excluded_tokens`.
     """
     tokens = torch.tensor([token for ids in target_ids for token in ids], device=models[0].source_weight.device)  # (N,)
     excluded = excluded_tokens(models[0].config, generate)
@@ -219,10 +224,10 @@ def _score_batch(
 
 
 def excluded_tokens(config: ModelConfig, generate: GenerateSettings | None) -> list[int]:
-    """Return a list of token ids that have probability zero in search; the others are normalized without them.
+    """Return a list of the token ids to which search gives the probability zero.
 
-    Without `generate`, padding and the start symbol are excluded. The search of `generate` excludes its forbidden
-    tokens only if it renormalizes.
+    Probabilities of the remaining tokens sum to 1. Without `generate` (None), padding and the start symbol are
+    excluded. With `generate`, its forbidden tokens are excluded if it sets `renormalize`, and otherwise no token.
     """
     if generate is None:
         return config.forbidden_tokens
@@ -242,9 +247,13 @@ def target_states(
 
 
 def token_log_probabilities(model: EncoderDecoder, hidden: Tensor, chosen: Tensor, excluded: Sequence[int]) -> Tensor:
-    """Return the log-probabilities in nats, float32 (N,), of target tokens `chosen` (N,), given decoder states (N, D).
+    """Return the log-probabilities of target tokens in nats, (N,), float32.
 
-    `excluded` tokens have probability zero; the others are normalized without them.
+    Args:
+        model: the model.
+        hidden: the last decoder layer's output before each target token, (N, D).
+        chosen: the target tokens, (N,).
+        excluded: tokens with probability zero; the probabilities of all other tokens sum to 1.
     """
     forbidden_tokens = torch.tensor(excluded, dtype=torch.int64, device=hidden.device)
     elements = _CHUNK_ELEMENTS_OF_GPU if hidden.is_cuda else _CHUNK_ELEMENTS

@@ -65,9 +65,10 @@ class SegmentedText(NamedTuple):
     """The mapping from characters of the source, which is composed, to those of `original`; None: both are equal."""
 
     def protected_in_gap(self, number: int) -> list[Span]:
-        """Return a list of the protected spans in the layout with this number, as offsets in the layout's text.
+        """Return a list of the protected spans in the `Gap` with index `number`, as offsets in the gap's text.
 
-        The list is empty for the space between two sentences of a line.
+        A gap is the layout before a sentence or at the end of the text. The list is empty for a mere space between two
+        sentences of a line.
         """
         gap = self.gaps[number]
         if gap.is_sentence_space:
@@ -87,8 +88,8 @@ class LayoutWriter:
     def next_gap(self) -> str:
         """Return the layout (line ends, list marks, spaces) before the next sentence, or at the end of the text.
 
-        The space between two sentences of a line is not returned: `write` puts it before the sentence, unless the
-        translation of the sentence is empty.
+        For two sentences in the same line, the result is empty. The space between the two sentences is returned by
+        `write`, because it is not needed if a translation is empty.
         """
         gap = next(self._gaps)
         if gap.is_sentence_space:
@@ -98,9 +99,10 @@ class LayoutWriter:
         return gap.text
 
     def write(self, text: str) -> str:
-        """Return `text`, a further text of a sentence's translation, as it is to be written; empty for empty text.
+        """Return the next part of a sentence's translation as it is to be written.
 
-        The first text of a sentence is preceded by the space between it and the sentence before it.
+        If the sentence follows another one in its line, the space between the two is put before its first part. Empty
+        text is returned as it is.
         """
         if not text:
             return ""
@@ -253,7 +255,13 @@ class _SourceLine(NamedTuple):
 
 
 def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterator[_SourceLine]:
-    """Yield the lines of a text without line ends, which match `end`; one in a protected span does not end a line."""
+    """Yield the lines of a text, without line ends.
+
+    Args:
+        text: the text.
+        protected: the protected spans; a line end that overlaps one of these does not end a line.
+        end: the pattern of a line end.
+    """
     start = 0
     for match in end.finditer(text):
         if _overlapping(protected, Span(*match.span())):
@@ -264,9 +272,9 @@ def _lines(text: str, protected: Sequence[Span], end: re.Pattern[str]) -> Iterat
 
 
 def _paragraphs(lines: Iterable[_SourceLine]) -> Iterator[_SourceLine]:
-    """Yield paragraphs, each joined to one line from consecutive lines of wrapped text; a list mark begins a new one.
+    """Join consecutive lines of wrapped text to paragraphs, and yield each paragraph as one line.
 
-    An empty line ends a paragraph, and is not yielded.
+    An empty line ends a paragraph, and is not yielded. A line with a list mark begins a new paragraph.
     """
     text, offsets = "", list[int]()
     for line in lines:
@@ -292,9 +300,9 @@ def _paragraphs(lines: Iterable[_SourceLine]) -> Iterator[_SourceLine]:
 
 
 def join_wrapped_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the paragraphs of wrapped text, each as one line; a list mark begins a new line.
+    """Join consecutive lines of wrapped text to paragraphs, and yield each paragraph as one line.
 
-    Blank lines end a paragraph and are yielded unchanged.
+    Blank lines end a paragraph and are yielded unchanged. A line with a list mark begins a new paragraph.
     """
     for is_blank, group in groupby(lines, lambda line: not line.strip()):
         if is_blank:
@@ -392,9 +400,10 @@ def _relative(spans: Sequence[Span], bounds: Span) -> list[Span]:
 
 
 def _local_spans(spans: Sequence[Span], offsets: Sequence[int]) -> list[Span]:
-    """Return a list of the spans of a source text that lie completely in a line, as character offsets in the line.
+    """Return a list of the spans that lie completely in a line, as character offsets in the line.
 
-    `offsets` are those of the line's characters, and of its end, in the source text.
+    `spans` are offsets in the source text. `offsets` has the offset in the source text of each character of the line,
+    and of the line's end.
     """
     inside = spans_between(spans, offsets[0], offsets[-1])
     return [Span(bisect_left(offsets, start), bisect_left(offsets, end)) for start, end in inside]
@@ -441,16 +450,15 @@ class _Collector:
         self._sentences.append(Sentence(text, offsets, tuple(protected)))
 
     def skip_wordless(self, *, takes_no_space: bool = False) -> None:
-        """Record that text without a letter (emoji, numbers, list marks) is here, which is copied, not translated.
+        """Record that a text without a letter (emoji, numbers, list marks) follows, which is copied to the translation.
 
-        A space may be needed beside the copied text. With `takes_no_space`, none is added between the text and the
-        sentence after it, as for "2、".
+        With `takes_no_space`, no space is added between the copied text and the sentence after it, as for "2、".
         """
         self._is_wordless_after = self._is_wordless_after or not self._is_new_cell
         self._is_wordless_before = not takes_no_space
 
     def end_cell(self) -> None:
-        """Record the end of a line or of a column of a table, where no space is added beside copied text."""
+        """Record the end of a line or of a table column; no space is added there beside copied text."""
         self._is_new_cell, self._is_wordless_before = True, False
 
     def _copied(self, between: str) -> Gap:
@@ -509,17 +517,20 @@ def split_text(
 
 
 def _sentence_ends(text: str, language: str | None) -> list[int]:
-    """Return a list of the offsets after a text's sentences; a full stop counts if `find_sentences` counts it."""
+    """Return a list of the offsets at which the sentences of a text end.
+
+    A full stop ends a sentence only if `find_sentences` agrees, which knows the abbreviations of the language.
+    """
     found = {span.end for span in find_sentences(text, language)}
     matches = _SENTENCE_MARK.finditer(text)
     return [match.end() for match in matches if match[0][0] not in STOPS or match.end() in found]
 
 
 def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield spans that divide a span of a text, each as long as `fits` permits; a single character always stays.
+    """Divide a span of a text into spans that are as long as `fits` permits, and yield them.
 
-    Splits are tried at commas, then spaces and the middle; `level` is the index of the first kind tried.
-    `fits(text)` returns whether a text is short enough.
+    The span is divided at commas if `level` is 0. Parts that are still too long are divided at spaces (level 1), and
+    then in the middle. A single character is yielded even if it does not fit.
     """
     start, end = span
     if end - start == 1 or fits(text[start:end].strip()):
@@ -533,7 +544,10 @@ def _split(text: str, span: Span, fits: Callable[[str], bool], level: int) -> It
 
 
 def _gather(text: str, parts: Sequence[Span], fits: Callable[[str], bool], level: int) -> Iterator[Span]:
-    """Yield consecutive parts of a text, joined as far as they fit; a part that does not fit is divided by `_split`."""
+    """Join consecutive parts of a text as far as they fit, and yield the joined spans.
+
+    A part that does not fit by itself is divided by `_split`.
+    """
     gathered = parts[0]
     for part in parts[1:]:
         joined = Span(gathered.start, part.end)
@@ -604,14 +618,17 @@ def cut_long_sentence(
 
 
 class _TokenCounter:
-    """A counter of a text's tokens that caches the count of each word, since no token crosses a space."""
+    """A counter of the tokens of texts.
+
+    The number of tokens of each word is cached, because no token crosses a space.
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.known: dict[str, int] = {}
 
     def count(self, text: str) -> int:
-        """Return the number of tokens in a text: the sum of its words' cached counts; for one word, without cache."""
+        """Return the number of tokens in a text."""
         words = text.split(" ")
         if len(words) == 1:
             return len(self.vocabulary.encode(text))

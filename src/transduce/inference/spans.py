@@ -45,16 +45,16 @@ class OcclusionRequest(NamedTuple):
 def word_losses(
     requests: Sequence[OcclusionRequest], vocabulary: Vocabulary, score: Scoring
 ) -> Iterator[list[list[float]]]:
-    """Yield how much less probable each translated word becomes, in nats, when one part of its source is removed.
+    """Yield how much less probable each word of a translation becomes, in nats, when a part of its source is removed.
 
     Args:
-        requests: the requests; all are scored in the same batches, and those without parts to remove are not scored.
+        requests: the translations and parts to remove. All are scored in the same batches.
         vocabulary: the target vocabulary.
         score: scores pairs with the model.
 
     Yields:
-        For each request, a list with one list for each removed part: for each word of `word_spans`, the decrease of the
-        word's log-probability without the part.
+        A list for each request. It has a list for each removed part: the decrease of the log-probability of each word.
+        The words are those of `word_spans`. A request without parts to remove gives an empty list.
     """
     pairs = [(source, each.text) for each in requests if each.without for source in (each.source, *each.without)]
     scores = iter(score_pairs(pairs, score))
@@ -138,11 +138,11 @@ class MarkedSentence(NamedTuple):
 
 
 def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, score: Scoring) -> list[list[Span]]:
-    """Return for each sentence a list: the span of the translation for each marked span, nested as in the source.
+    """Find the span of the translation that corresponds to each marked span; return a list for each sentence.
 
-    If no word of the translation depends on a span, the word at the same relative position is used. A span without
-    words becomes an empty span between words. In scripts without spaces, no token of the vocabulary is cut, unless a
-    span with words would be empty.
+    The spans found are nested as in the source. If no word of the translation depends on a marked span, the word at the
+    same relative position is used. A marked span without words becomes an empty span between words. In scripts without
+    spaces, spans end at token boundaries, unless a marked span with words would then get no word.
 
     Args:
         requests: sentences, translations and marked spans.
@@ -171,9 +171,9 @@ def align_marked(requests: Sequence[MarkedSentence], vocabulary: Vocabulary, sco
 
 
 def _within_tokens(text: str, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return a set of the offsets of a text's characters that continue a token, in scripts without spaces.
+    """Return the set of offsets at which a text must not be cut, because they are inside a token.
 
-    The set is empty for a text without such a script.
+    Only characters of scripts without spaces count, so the set is empty for a text without such a script.
     """
     unspaced = list(map(is_unspaced_character, text))
     if not any(unspaced):
@@ -214,10 +214,10 @@ class _Aligner:
         """
 
     def _of_words(self, losses: Sequence[float]) -> list[float]:
-        """Return a list of the losses of translated words: the greatest of the losses of a word's characters.
+        """Return the loss of each translated word: the greatest loss of a character of the word.
 
-        `losses` are those of single characters (and of whole words in scripts with spaces). If there are none, the
-        list is empty.
+        In scripts without spaces, `losses` has a loss for each character; in others, for each word. If `losses` is
+        empty, the result is empty.
         """
         starts = [word.start for word in self.words]
         found = [0.0 for _ in self.words] if losses else []
@@ -236,10 +236,13 @@ class _Aligner:
         return [self.placed[number] for number in range(len(spans))]
 
     def _with_known_losses(self, span: Span, losses: Sequence[float]) -> list[float]:
-        """Return the losses of translated words, in nats, with fixed values for words of glossary terms.
+        """Replace the losses of words of glossary terms by fixed values, and return the losses, in nats.
 
-        `losses` are the words' losses when the marked `span` is left out of the source; an empty list is returned as
-        it is. A word of a term inside the span gets a high loss, and a word of another term at most 0.
+        A word of a term inside the marked `span` gets a high loss, and a word of any other term at most 0.
+
+        Args:
+            span: the marked span of the source.
+            losses: each translated word's loss when `span` is left out of the source; may be empty.
         """
         adjusted = list(losses)
         for source, target in self.marked.ties:
@@ -279,26 +282,26 @@ class _Aligner:
     def _free_words(self, parents: Sequence[int], bounds: Span) -> list[int]:
         """Return a list of the indices of the translated words that a marked span may get.
 
-        Free words are inside the span's bounds, and not taken by a marked span that is disjoint from it.
+        Words of marked spans that are disjoint from this span are left out.
 
         Args:
-            parents: the indices of the marked spans that enclose the one to align.
-            bounds: the character span of the translation that encloses the one to find.
+            parents: the indices of the marked spans that enclose this one.
+            bounds: the character span of the translation in which the words must be.
         """
         taken = {word for other, words in self.taken.items() if other not in parents for word in words}
         return [n for n, word in enumerate(self.words) if bounds.contains(word) and n not in taken]
 
     def _run(self, number: int, free: Sequence[int]) -> range:
-        """Return the range of indices of target words that a marked span corresponds to.
+        """Return the range of target words that corresponds to a marked span, as indices.
 
-        The range is empty if the span has no words or `free` is empty, and it has all words of `free` if the span has
-        all words of the source. Otherwise, with the loss of a word as the decrease of its log-probability when the span
-        is left out, it is the run of `free` words with the highest sum of (loss - threshold). If every loss is small,
-        it is the word in `free` nearest to the span's relative position. The range is extended to whole contractions.
+        A span without words gets no word, and a span with all words of the source gets all free words. For other spans,
+        a word's loss is the decrease of its log-probability when the span is left out. The range is the run of free
+        words with the highest sum of (loss - threshold). If every loss is small, the range is the free word nearest to
+        the span's relative position. Contractions such as "don't" are not split.
 
         Args:
-            number: the index of the span.
-            free: the indices of the target words that no other span has, in order.
+            number: the index of the marked span.
+            free: the indices of the target words that may be used, in order.
         """
         span, losses = self.marked.spans[number], self.losses[number]
         if not free or not _has_words(self.marked, span):
@@ -345,8 +348,8 @@ class _Aligner:
     def _between(self, span: Span, free: Sequence[int], bounds: Span) -> Span:
         """Return an empty character span between target words, at the relative position of the source span.
 
-        The span is at an end of `bounds` if the source span is before the first or after the last word, or no word is
-        free.
+        If no word of the source precedes the span, the result is at the start of `bounds`. If no word follows it, or no
+        target word is free, the result is at the end.
         """
         source = word_spans(self.marked.source)
         before = sum(word.end <= span.start for word in source)
@@ -426,7 +429,7 @@ class PairScorer(Protocol):
         """The maximum number of tokens in a source or translation that the translator can score."""
 
     def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function that scores lists of sources and translations as a search with these settings ranks."""
+        """Return a function that scores sentence pairs in the same way as a search with these settings."""
 
 
 def align_spans(
@@ -435,9 +438,15 @@ def align_spans(
     spans: Sequence[Sequence[tuple[int, int]]],
     glossary: Glossary | None,
 ) -> list[list[Span]]:
-    """Return for each translation a list: the span of its text that corresponds to each marked span of its source.
+    """Find the span of the translation that corresponds to each marked span of its source.
 
-    Spans of a glossary's terms, as found in source and translation, are known to correspond; None: no terms.
+    Returns a list of spans for each translation.
+
+    Args:
+        translator: scores sentence pairs.
+        translations: the translations, whose best alternatives are used.
+        spans: for each translation, the marked character spans of its source.
+        glossary: the glossary; its terms are known to correspond to their forms in the translation. None: no terms.
 
     Raises:
         TransduceError: a marked span is invalid, or two spans overlap partly.
@@ -491,10 +500,10 @@ def _align_spans(
 
 
 def _copied(each: Translation) -> list[tuple[Span, Span]]:
-    """Return a list of the pairs of source and target character spans whose text was copied to the translation.
+    """Return pairs of a source span and a target span whose text was copied to the translation.
 
-    The stored spans refer to the best alternative; in another alternative, some texts may differ, whose pairs are left
-    out.
+    The stored spans are those of the best alternative. A pair is left out if its texts differ, as in another
+    alternative.
     """
     return [
         (source, target)
@@ -504,10 +513,11 @@ def _copied(each: Translation) -> list[tuple[Span, Span]]:
 
 
 def _with_copies(each: Translation, source: Span, target: Span) -> Span:
-    """Return a target span that is extended by the copies of the protected spans inside its source span.
+    """Adjust a target span to the protected spans that were copied to the translation.
 
-    Copies of other protected spans at the edges of the target span are cut off. If nothing else in the source span is a
-    word, the result covers only the copies.
+    Copies of protected spans outside the source span are cut off the edges. The span is then extended by the copies of
+    protected spans inside the source span, unless it would contain a copy from outside. If the source span has no other
+    word, the result covers only the inner copies.
     """
     pairs = _copied(each)
     own = [copy for span, copy in pairs if source.contains(span)]
@@ -523,9 +533,10 @@ def _with_copies(each: Translation, source: Span, target: Span) -> Span:
 
 
 def _without_edges(text: str, span: Span, copies: Sequence[Span]) -> Span:
-    """Cut copies of protected spans off both ends of a target span, up to its first and last other word; return it.
+    """Cut the copies of protected spans off both ends of a target span.
 
-    The span is unchanged if it contains no copy, or no other word.
+    Copies before the first other word and after the last other word are cut off. A span without copies, or without
+    other words, is returned unchanged.
     """
     inside = [copy for copy in copies if span.contains(copy)]
     copied = {offset for copy in inside for offset in range(*copy)}
@@ -577,10 +588,10 @@ def _parts(each: Translation) -> Iterator[_SpanPair]:
 
 
 def _found_parts(each: Translation) -> Iterator[_SpanPair]:
-    """Yield pairs of source and target spans of sentences for a translation whose text is not its joined sentences.
+    """Find the sentences' translations in a changed translation, and yield pairs of source and target spans.
 
-    The text may be another alternative, or was edited. The sentences' translations are searched for in order;
-    consecutive ones that are not found form one pair.
+    The changed translation is another alternative or was edited. The sentences' translations are searched for in order.
+    Consecutive sentences whose translations are not found form one pair.
     """
     position = 0
     start: int | None = None
@@ -642,7 +653,10 @@ def _strip(text: str, spans: Sequence[Span]) -> _Stripped:
 
 
 def _within(span: Span, part: Span) -> Span:
-    """Return the part of a character span that lies in one part of a text, as offsets from the part's start."""
+    """Return the overlap of two character spans, `span` and `part`, as offsets from the start of `part`.
+
+    If the spans do not overlap, the result is an empty span at the nearer end of `part`.
+    """
     start, end = (min(max(edge, part.start), part.end) - part.start for edge in span)
     return Span(start, end)
 

@@ -95,10 +95,10 @@ def insert_terms(
     model: TermModel,
     min_loss: float = MIN_LOSS_NATS,
 ) -> dict[tuple[int, int], Translation]:
-    """Insert missing glossary terms into the alternatives of translations where the positions of the terms are clear.
+    """Insert missing glossary terms into translations, and return the changed translations.
 
-    Sentences with a prefix or required phrases, and alternatives that are truncated or too long to score, stay
-    unchanged. If repeated n-grams are forbidden, nothing is inserted.
+    A term is inserted only where its position is clear. Sentences with a prefix or required phrases stay unchanged, and
+    so do alternatives that are truncated or too long to score. If repeated n-grams are forbidden, nothing is inserted.
 
     Args:
         parts: parts of sentences.
@@ -106,12 +106,14 @@ def insert_terms(
         glossary: the glossary.
         search: the search settings; length limits and forbidden texts apply to the results, too.
         model: the model that made the translations.
-        min_loss: minimum loss of a word that stands for a term. Below `MIN_LOSS_NATS`, other words must lose less than
-            half as much.
+        min_loss: the minimum loss of the word that a term replaces: the decrease in nats of its log-probability when
+            the term is removed from the source. Below `MIN_LOSS_NATS`, every other word must also lose less than half
+            as much.
 
     Returns:
-        A dict of the changed translations by key, each with the alternatives that have their terms, in the order of the
-        search. This order is kept because the cost of a term says nothing about the rest.
+        A dict of the changed translations by key. Each has only the alternatives that contain their terms, in the order
+        of the search. They are not sorted again, because the cost of a term says nothing about the rest of a
+        translation.
     """
     if search.no_repeated_ngrams:  # a term may occur twice
         return {}
@@ -153,7 +155,7 @@ def is_allowed(changed: Score, search: SearchSettings) -> bool:
 
 
 def _with_alternatives(translation: Translation, alternatives: Sequence[Alternative]) -> Translation:
-    """Return a translation with these alternatives instead of its own; of equal texts only the first is kept."""
+    """Replace the alternatives of a translation, and return it; of equal texts, only the first is kept."""
     different: dict[str, Alternative] = {}
     for each in alternatives:
         different.setdefault(each.text, each)
@@ -163,13 +165,17 @@ def _with_alternatives(translation: Translation, alternatives: Sequence[Alternat
 def substitute(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float = MIN_LOSS_NATS
 ) -> list[Score | None]:
-    """Return a list: the `Score` of each translation with its missing terms inserted, or None if a position is unclear.
+    """Insert the missing glossary terms into translations, and return the most probable result for each.
 
     Args:
         pairs: sources and their translations.
         glossary: the glossary.
         model: the model that made the translations.
-        min_loss: minimum loss of a word that stands for a term, as in `insert_terms`.
+        min_loss: the minimum loss of a word that a term may replace, as in `insert_terms`.
+
+    Returns:
+        A list with the `Score` of each translation with its terms. The list has None for a translation if no term is
+        missing, if the position of a term is unclear, or if the result still lacks a term.
     """
     positions = _find_positions(pairs, glossary, model, min_loss)
     variants = [
@@ -186,10 +192,10 @@ def substitute(
 
 
 def _preference(score: Score, num_further: int) -> tuple[float, str]:
-    """Return a sort key of scored translations, a pair: the mean log-probability per token, and the text.
+    """Return a sort key of a scored translation: its mean log-probability per token, and its text.
 
-    The sum of log-probabilities is lowered by `_FORM_NATS` for each of the `num_further` insertions that are not the
-    first form of their term.
+    A term's first form is preferred: each of the `num_further` insertions of another form lowers the log-probability of
+    the translation by `_FORM_NATS`.
     """
     log_probability = score.log_probability - _FORM_NATS * num_further
     return log_probability / len(score.token_log_probabilities), score.target
@@ -198,9 +204,10 @@ def _preference(score: Score, num_further: int) -> tuple[float, str]:
 def _find_positions(
     pairs: Sequence[tuple[str, str]], glossary: Glossary, model: TermModel, min_loss: float
 ) -> Iterator[list[_Position] | None]:
-    """Yield, for each translation, a list of the positions of its missing terms, left to right; None if one is unclear.
+    """Yield a list of the positions of the missing terms of each translation, left to right.
 
-    A position is unclear if no word stands out by its loss without the term, or if positions overlap.
+    None is yielded for a translation in which a position is unclear: no word clearly becomes less probable without the
+    term, or positions overlap.
     """
     lacking = [glossary.missing(*pair) for pair in pairs]
     pairs_of_terms = zip(pairs, lacking, strict=True)
@@ -250,11 +257,12 @@ def _trim_to_words(text: str) -> str:
 def _best_position(
     text: str, words: list[Span], losses: list[float], term: Term, usual_translation: str, *, comes_again: bool
 ) -> _Position:
-    """Return the `_Position` of a term: the word whose log-probability falls most without the term, and alternatives.
+    """Return the `_Position` of a term: the word whose log-probability falls most without the term.
 
-    The alternatives include neighbors with a high loss on either side. In a script without spaces, the alternatives are
-    the term's usual translation if it is there, or else any span of characters with a high loss. Further occurrences of
-    the word are repeats if they lose as much or if the term occurs several times in the source.
+    Alternatives are the word with neighbors whose log-probability falls much, too. In a script without spaces, the
+    position is the term's usual translation if it is there; otherwise, runs of characters with a high loss are
+    alternatives. The same word elsewhere is replaced as well if it loses as much, or if the term occurs several times
+    in the source (`comes_again`).
     """
     strongest = max(losses)
     start = end = losses.index(strongest)
@@ -286,7 +294,7 @@ def _best_position(
 
 
 def _find_near(usual_translation: str, text: str, around: Span) -> Span | None:
-    """Return the character span in a text of a term's usual translation, the first that overlaps `around`; else None.
+    """Return the first span of the term's usual translation in a text that overlaps `around`; None if there is none.
 
     The usual translation is the model's translation of the term alone.
     """
@@ -303,9 +311,10 @@ def _least_loss(words: Sequence[Span], losses: Sequence[float], within: Span) ->
 
 
 def _variants(text: str, positions: Sequence[_Position], language: str | None) -> Iterator[tuple[str, int]]:
-    """Yield texts of a translation with all terms inserted, each of which varies the span or form of one of the terms.
+    """Yield variants of a translation with all terms inserted, each as a pair of a text and a number.
 
-    Each text comes in a pair with the number of insertions that are not the first form of their term.
+    In each variant, one term varies in its span or its form; the other terms are inserted in their preferred way. The
+    number counts the insertions of a form that is not the first one of its term.
     """
     is_english = short_code(language or "") == "en"
     ways_of = [_ways(text, position, is_english=is_english) for position in positions]
@@ -319,9 +328,10 @@ def _variants(text: str, positions: Sequence[_Position], language: str | None) -
 
 
 def _ways(text: str, position: _Position, *, is_english: bool) -> list[list[tuple[Span, str]]]:
-    """Return a list of ways to insert a term, the preferred first: each is a list of pairs of a span and a new text.
+    """Return a list of the ways to insert a term into a translation, the preferred one first.
 
-    The first pair of a way replaces the term's own position, and others its repeated occurrences.
+    Each way is a list of edits: pairs of the span to replace, and the new text. The first edit replaces one of the
+    position's alternative spans, and further edits replace repeated occurrences of the same word.
     """
     forms: Sequence[str] = position.term.targets[:_MAX_FORMS]
     if is_english:
@@ -336,10 +346,10 @@ _PLURALS_WITHOUT_S = {"children", "feet", "geese", "men", "mice", "people", "tee
 
 
 def _forms_like(replaced: str, forms: Sequence[str]) -> Sequence[str]:
-    """Return the English forms of a term that are plurals if `replaced` is a plural, otherwise those that are not.
+    """Return the English forms of a term that agree with `replaced` in number, singular or plural.
 
-    Words that end with -s count as plurals. A plural replaces a plural this way, although the model may find the
-    singular of a rare word more probable. If no form is like the replaced words, all are returned.
+    Words that end with -s count as plurals. If no form agrees, all forms are returned. The model is not asked, because
+    it may find the singular of a rare word more probable.
     """
     return [form for form in forms if _has_s(form) == _has_s(replaced)] or forms
 

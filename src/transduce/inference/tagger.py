@@ -35,9 +35,9 @@ class Tagging(msgspec.Struct, frozen=True):
 
     @property
     def spans(self) -> list[TaggedSpan]:
-        """A list of the spans that tags such as B-PER and I-PER describe: kind, first word, word after the last.
+        """A list of the spans that tags such as B-PER and I-PER describe.
 
-        The words are given by their indices.
+        Each `TaggedSpan` has its kind, the index of its first word, and the index of the word after its last.
         """
         return spans_of(self.tags)
 
@@ -119,11 +119,12 @@ class Tagger(TextEncoder):
 
 
 def encode_words(vocabulary: Vocabulary, sentences: Sequence[Sequence[str]], length: int) -> list[WordTokens]:
-    """Tokenize each word of sentences alone; return a list of `WordTokens`, sequences of at most `length` token ids.
+    """Tokenize each word of sentences separately, and return a list of `WordTokens`.
 
-    Special tokens count. A sentence with more tokens is cut between words into several sequences, and an empty one has
-    none. Of a word that alone exceeds a sequence, only the first tokens remain. A word without any token, such as one
-    of control characters, is the unknown token.
+    Each `WordTokens` is a sequence of at most `length` token ids, including special tokens. A longer sentence is
+    divided between words into several sequences. A sentence without words has none. A word that is longer than a
+    sequence is cut to its first tokens. A word without tokens, such as one of control characters, becomes the unknown
+    token.
     """
     special_tokens, capacity = special_tokens_of(vocabulary), length - 2
     distinct = list(dict.fromkeys(word for words in sentences for word in words))

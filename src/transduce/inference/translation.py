@@ -39,7 +39,10 @@ class GrowingText:
         return self.finish(self._decode(tokens[0, : agreed_length(tokens)].tolist()))
 
     def finish(self, text: str) -> str:
-        """Return what has not been returned of `text`, the complete text; empty if its start has changed."""
+        """Return the rest of the complete text `text`: what has not been returned yet.
+
+        The result is empty if `text` does not start with what has been returned.
+        """
         if not text.startswith(self.shown):
             return ""
         new, self.shown = text[len(self.shown) :], text
@@ -47,9 +50,9 @@ class GrowingText:
 
 
 def decode_like(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
-    """Return the text of a translation's token ids; unless `line_feeds` is True, spaces replace line feeds.
+    """Return the text of a translation's token ids.
 
-    Line feeds are kept only for a source that has some.
+    `line_feeds` is True if the source has line feeds; otherwise, spaces replace those of the translation.
     """
     text = vocabulary.decode(ids)
     return text if line_feeds else text.replace("\n", " ")
@@ -61,15 +64,15 @@ def agreed_length(tokens: Tensor) -> int:
 
 
 def token_bytes(token: str) -> bytes:
-    """Return the UTF-8 bytes that a token adds to a text, which for a byte token such as <0xE6> are that one byte."""
+    """Return the UTF-8 bytes that a token adds to a text; for a byte token such as <0xE6>, its one byte."""
     byte = byte_of(token)
     return token.encode("utf-8", "surrogatepass") if byte is None else bytes([byte])
 
 
 def decode_start(vocabulary: Vocabulary, ids: Sequence[int], *, line_feeds: bool) -> str:
-    """Return the text of the first tokens of a translation, up to any end symbol, as it begins the finished text.
+    """Return the text of a translation's first tokens, up to the end symbol if there is one.
 
-    A last character that lacks some of its bytes is left out. `line_feeds` is as in `decode_like`.
+    If the last character lacks some of its bytes, it is left out. `line_feeds` is as in `decode_like`.
     """
     ids = ids[: ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
     return without_incomplete_character(decode_like(vocabulary, ids, line_feeds=line_feeds))
@@ -186,7 +189,10 @@ class ComposedTranslation(NamedTuple):
 
     @classmethod
     def of(cls, translation: Translation) -> "ComposedTranslation":
-        """Compose the source and the best text of a translation (NFC), and move its spans; other alternatives stay."""
+        """Convert the source and the best text of a translation to canonical composition (NFC).
+
+        The translation's spans are adapted to the composed texts. Other alternatives are not composed.
+        """
         source, target = (normalized_text(text, compose) for text in (translation.source, translation.text))
 
         def moved(pairs: Sequence[tuple[Span, Span]]) -> tuple[tuple[Span, Span], ...]:
@@ -276,14 +282,14 @@ def join_parts(segmented: SegmentedText, parts: Sequence[Translation], *, n_best
 
 
 def _with_own_source(segmented: SegmentedText, number: int, part: Translation, span: Span) -> Translation:
-    """Return a sentence's translation whose source is what the caller wrote, instead of what the model reads.
+    """Return a sentence's translation with the source that the caller wrote, instead of the source that the model read.
 
-    The two differ by composition (NFC), for example. The translation of a sentence that was joined from several lines
-    is returned unchanged.
+    The model reads composed characters (NFC), for example. The translation of a sentence that was joined from several
+    lines is returned unchanged.
 
     Args:
         segmented: the text.
-        number: the number of the sentence in it.
+        number: the index of the sentence in the text.
         part: the sentence's translation.
         span: the character span of the sentence in the original text.
     """
@@ -300,10 +306,10 @@ def _with_own_source(segmented: SegmentedText, number: int, part: Translation, s
 
 
 def with_best(best: Alternative, former: Sequence[Alternative], *, sampled: bool) -> tuple[Alternative, ...]:
-    """Return a tuple of at most as many alternatives as `former` has, with `best` in front.
+    """Put the alternative `best` in front of others, and return a tuple of at most `len(former)` alternatives.
 
-    If `former` are samples (`sampled`), `best` replaces the first. Otherwise it replaces those of equal text, and the
-    last one may be dropped.
+    If `former` are samples (`sampled`), `best` replaces the first sample. Otherwise, `best` replaces alternatives with
+    the same text; if there are none, the last alternative is dropped.
     """
     return (best, *(former[1:] if sampled else (each for each in former if each.text != best.text)))[: len(former)]
 
@@ -344,18 +350,20 @@ def with_sentences(translation: Translation, sentences: Sequence[Translation], *
 
 
 def _combine_samples(parts: Sequence[Translation], count: int) -> list[list[int]]:
-    """Return `count` combinations of samples, lists of one index for each part: all first ones, all second ones, ….
+    """Return `count` combinations of samples, each a list with one index for each part.
 
-    A part with fewer samples, such as one that is copied instead of translated, repeats its last one.
+    Combination n has sample n of every part. A part with fewer samples, such as one that is copied instead of
+    translated, repeats its last sample.
     """
     return [[min(index, len(part.alternatives) - 1) for part in parts] for index in range(count)]
 
 
 def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[int]]:
-    """Return a list of the best combinations of alternatives, at most `n_best`, each a list of one index for each part.
+    """Return at most `n_best` combinations of the parts' alternatives, best first.
 
-    Combinations with the fewest truncated alternatives come first, then those with the highest scores. A single part,
-    which has at most `n_best`, keeps the order of its alternatives.
+    Each combination is a list with the index of an alternative for each part. Combinations with the fewest truncated
+    alternatives come first, then those with the highest sum of scores. If there is only one part, its alternatives keep
+    their order.
     """
     if n_best == 1:
         return [[0] * len(parts)]
@@ -374,9 +382,9 @@ def _best_combinations(parts: Sequence[Translation], n_best: int) -> list[list[i
 
 
 def _costs(part: Translation) -> list[float]:
-    """Return a list of each alternative's cost: how much lower its score is than that of the part's best alternative.
+    """Return a list of each alternative's cost: the best alternative's score minus its own.
 
-    No cost is lower than that of an earlier alternative, so that the order of alternatives is kept.
+    A cost that is lower than the cost before it is raised to that cost, so that the order of alternatives is kept.
     """
     best = part.alternatives[0].score
     return list(accumulate((best - each.score for each in part.alternatives), max))
@@ -388,8 +396,8 @@ def _join(
     """Join one alternative of each part to an alternative of the whole text.
 
     Returns:
-        The joined alternative, the character span of each part in its text, and pairs of the protected spans in the
-        layout, in the source and in the text.
+        The joined alternative, a list of the character span of each part in the joined text, and a list of the
+        protected spans in the layout, as pairs of source span and target span.
     """
     chosen = [part.alternatives[index] for part, index in zip(parts, indices, strict=True)]
     writer, written, length = LayoutWriter(segmented), list[str](), 0
@@ -501,10 +509,10 @@ class PartsObserver:
         return [index for index, part in enumerate(self.batch) if part.text_index in self.abandoned]
 
     def finish(self, translations: Mapping[tuple[int, int], Translation]) -> None:
-        """Record the text of each translated part of a finished batch by its key, to compose partial texts later.
+        """Record the texts of the translated parts of a finished batch, to compose partial texts later.
 
         Parts in `hidden`, whose texts still change after the search, are not recorded. If the observer takes no partial
-        texts, nothing is.
+        texts, no part is recorded.
         """
         # Most searches have no observer, and comparing an object with a protocol is slow.
         if self.observer is not None and isinstance(self.observer, TextObserver):

@@ -88,11 +88,11 @@ class TranslationPipeline:
             return_tensors: include "translation_token_ids", the list of token ids.
 
         Returns:
-            A list of dictionaries, one for each translation of a single text, or one for each text of a list. With a
-            list of texts and `num_return_sequences` > 1, a list of such lists.
+            For one text, a list with a dictionary for each translation. For a list of texts, a list with a dictionary
+            for each text; with `num_return_sequences` > 1, it has a list of dictionaries for each text.
 
         Raises:
-            TransduceError: an option is out of range.
+            TransduceError: an item is not a text, or an option is out of range.
         """
         max_length = None if max_length is None else as_integer(max_length, "max_length", minimum=2)
         search = override_with_warnings(
@@ -114,10 +114,10 @@ class TranslationPipeline:
         return answers if num_return_sequences > 1 else [each[0] for each in answers]
 
     def _translate(self, sentences: list[str], search: SearchSettings) -> list[Translation]:
-        """Translate texts, and return a `Translation` of each; if `max_length` makes one empty, search again for it.
+        """Translate texts, and return a `Translation` of each.
 
-        Search here prefers finished hypotheses, even an empty one, to truncated ones. The second search ranks as
-        transformers does, by score alone.
+        Search prefers finished hypotheses to truncated ones, even if a finished one is empty. If `max_length` makes a
+        translation empty in this way, the text is searched again with transformers' ranking, by score alone.
         """
         translations = self.translator.translate(sentences, search, text_settings=_UNSPLIT)
         empty = [number for number, each in enumerate(translations) if sentences[number].strip() and not each.text]

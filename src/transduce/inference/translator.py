@@ -170,8 +170,9 @@ class Translator:
 
         Args:
             language: the target language.
-            source: the source language; None: this translator's, if the model was trained for the pair. Otherwise it is
-                the only source language with which the target language was trained, or unknown if there are several.
+            source: the source language. None: this translator's source language, if the model was trained for the pair.
+                If it was not, the only source language that was trained with the target language; with several,
+                unknown.
 
         Raises:
             TransduceError: the model was not trained for several target languages, or not for these languages.
@@ -334,7 +335,8 @@ class Translator:
             search: the search settings.
             prefix: text that every translation must start with.
             phrases: a list of required phrases for each text; None: no phrases. In a text of several sentences, each
-                phrase is required in the sentence whose translation has it anyway, or else whose score it lowers least.
+                phrase is required in one sentence. This is a sentence whose translation has it anyway; if there is
+                none, it is the sentence whose score the phrase lowers least.
             glossary: terms that must be translated as specified; None: no terms.
             indices: index of each text in the whole input, which seeds sampling; None: from 0.
             observer: called after each step with text indices from 0; None: no observer. The index of a split text
@@ -599,7 +601,7 @@ class Translator:
         return TermModel(self.tokenizer.target, self.scoring(search), plain, self.max_scored_tokens, *languages)
 
     def scoring(self, search: SearchSettings) -> Scoring:
-        """Return a function of sources and translations that scores each pair as a search with these settings ranks it.
+        """Return a function that scores sentence pairs in the same way as a search with these settings.
 
         In a batch-invariant search, each pair is scored alone.
         """
@@ -632,8 +634,11 @@ class Translator:
             indices: index of each sentence in the whole input, which seeds its random numbers in sampling; None: from
                 0.
             observer: called after each step; sentences that it stops may have no hypothesis; None: no observer.
-            histories: the earlier sentences that the model reads before each one, with which its `source_ids` start,
-                and their translations, which the hypotheses do not contain; empty: none.
+            histories: the document context of each sentence; empty: no context. The `source_ids` of a sentence start
+                with its context. Hypotheses do not contain the translations of the context.
+
+        Raises:
+            TransduceError: batch-invariant results are not possible, or memory is exhausted.
         """
         if not source_ids:
             return []

@@ -131,7 +131,10 @@ class AttentionMaps(msgspec.Struct, frozen=True):
         return tuple(kind for kind in kinds if self.of(kind)[0].shape[0])
 
     def of(self, kind: AttentionKind) -> tuple[Weights, tuple[str, ...], tuple[str, ...]]:
-        """Return a kind of attention: its weights, (layers, heads, Q, L), the Q query tokens and the L key tokens."""
+        """Return the weights of a kind of attention, and the query and key tokens that name its rows and columns.
+
+        The weights are (layers, heads, Q, L), and the result is the tuple (weights, Q query tokens, L key tokens).
+        """
         source, target = self.source_tokens, self.target_tokens
         if kind == "encoder":
             return self.encoder, source, source
@@ -214,7 +217,7 @@ class WordAttention(msgspec.Struct, frozen=True):
 
 @explain_wrong_types
 def word_attention(maps: AttentionMaps) -> WordAttention:
-    """Return, as `WordAttention`, the attention between the words of a text or sentence pair, from that between tokens.
+    """Return a `WordAttention`: attention between words, computed from attention between tokens.
 
     Attention is averaged over the attending word's tokens, and summed over the attended word's. Cross-attention is used
     if the model has it, and otherwise self-attention. Layers and heads are averaged, and heads with sharper attention

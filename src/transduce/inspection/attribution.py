@@ -89,22 +89,23 @@ class Attribution(msgspec.Struct, frozen=True):
 
 @explain_wrong_types
 def attribute(translator: Reader, source: str, target: str | None = None, *, method: Method = "value") -> Attribution:
-    """Return an `Attribution`: how much each word contributed to each word of a translation, or each other prediction.
+    """Return an `Attribution`: how much each word contributed to each of a model's predictions.
 
-    A translation is scored word by word given the words before it (teacher forcing). A language model predicts each
-    next token of the text, and a masked language model its masks, or every token if there is no mask. A classifier
-    predicts the class, and a tagger the tag of each word. Methods:
+    A translator predicts the words of the translation, each given the words before it (teacher forcing). A language
+    model predicts each next token of the text, and a masked language model its masks, or every token if there is no
+    mask. A classifier predicts the class, and a tagger the tag of each word. Methods:
 
     * `value`: the share of each token in the states that predict, traced through attention and residual connections.
-      A position's share is given by how near its vector is to the sum of all (ALTI+, Ferrando et al. 2022). The method
-      takes one forward pass, and is the most faithful after `occlusion` and `integrated`.
+      Every position of attention adds a vector to the state; a vector's share is how near it is to the sum of all
+      (ALTI+, Ferrando et al. 2022). The method takes one forward pass, and is the most faithful after `occlusion` and
+      `integrated`.
     * `occlusion`: the drop of the log-probability when the word is removed. The model reads the text once without each
       word, and once without each token.
-    * `integrated`: a variant of integrated gradients (Sundararajan et al. 2017), with neighboring words at different
-      points of the path. In a translator or parser the path goes from words that no position attends to, to the
-      sentence itself, with 2 points. In other models, and with an attention of a class of your own or in a window, it
-      starts at embeddings of zero and has 3 points. So few points rank the words well, but their values do not sum to
-      the whole change (`Attribution.changes`): a sum may be several times as large, or a fraction of it.
+    * `integrated`: integrated gradients (Sundararajan et al. 2017) with few points of the path from absent words to the
+      sentence. In each pass, neighboring words are at different points. In a translator or parser, no position attends
+      to an absent word, and there are 2 points. In other models, and with attention in a window or of a class of your
+      own, an absent word's embedding is zero, and there are 3 points. So few points rank the words well, but their sum
+      may be several times the whole change (`Attribution.changes`), or a fraction of it.
     * `gradient`: the norm of the gradient of the log-probability by the embedding (Li et al. 2016).
     * `gradient-input`: this gradient times the embedding (Denil et al. 2014).
     * `rollout`: attention multiplied through the layers (Abnar and Zuidema 2020).
@@ -330,21 +331,20 @@ class _Subject:
     ) -> Weights:
         """Return the integrated gradients of each prediction's log-probability by the source tokens, in nats, (T, S).
 
-        The gradient is averaged on a path from a sentence whose words are absent to the sentence itself. If
-        `weighs_attention`, all attention to a word is multiplied by a factor, otherwise the word's embedding is, while
-        its position remains. In each pass, neighboring words are at different points of the path. Beside words that are
-        present in part, gradients show better what the removal of a word changes than beside words that are all absent
-        or all complete. Special tokens stay as they are, and contribute 0.
+        The path goes from absent words, at the factor 0, to the sentence itself, at the factor 1. The factor multiplies
+        all attention to a word if `weighs_attention`, and otherwise the word's embedding without its position. In each
+        pass, neighboring words have different factors. The gradients then show better what the removal of a word
+        changes than among words that are all absent or all complete. Special tokens stay as they are, and contribute 0.
 
-        The contributions of a single group sum to the change of the log-probability as far as points and weights are an
-        exact quadrature of the interval from 0 to 1. The default points favor the beginning of the path, where
-        gradients are less saturated.
+        If all words are one group, and the points and weights are an exact quadrature from 0 to 1, the contributions
+        sum to the change of the log-probability. The default points favor the beginning of the path, where gradients
+        are less saturated.
 
         Args:
-            groups: the indices of each word's tokens, which are at one point together.
-            points: factors, each of which takes a pass through the model; None: those chosen by agreement with
+            groups: the indices of each word's tokens, which have the same factor.
+            points: the factors, each of which takes a pass through the model; None: those chosen by agreement with
                 occlusion.
-            weights: the weight of each point; None: equal ones.
+            weights: the weight of each point; None: equal weights.
         """
         nodes = np.asarray(self._points if points is None else points)
         count = len(nodes)
@@ -405,14 +405,14 @@ class _Subject:
         return gradients
 
     def _backpropagate(self, variable: Tensor, edit: AbstractContextManager[object]) -> Tensor:
-        """Return the gradient of each prediction's log-probability by a tensor: T predictions × the tensor's shape.
+        """Return the gradient of each prediction's log-probability by a tensor.
 
-        One forward pass serves all predictions. The backward pass is batched over predictions, and starts at the state
-        from which each is predicted.
+        The result has the shape of the tensor, after a first dimension for the T predictions. The backward passes of
+        several predictions are computed in one batch.
 
         Args:
             variable: the tensor, which requires gradients.
-            edit: a context in which the model's forward pass depends on the tensor.
+            edit: a context in which the model's forward pass uses the tensor.
         """
         reading, positions = self.reading, torch.tensor(self.reading.positions, device=self.device)
         rows = max(1, _BATCH_TOKENS // (len(self.ids) + len(positions)))
@@ -559,15 +559,14 @@ class _MovedVectors(msgspec.Struct, frozen=True):
     """Attention weights, (1, heads, queries, keys)."""
 
     def shares(self) -> Tensor:
-        """Return each position's share in the sum of the module's output and the residual connection, for each query.
+        """Return each position's share in an attention module's output plus residual connection, for each query.
 
-        A position's vector is its projected value times the attention weight; the sum is that of all vectors. A share
-        is proportional to how much nearer to the sum the vector is than zero is, in the L1 norm; shares of less than 0
-        become 0.
+        Every position adds a vector, its projected value times its attention weight, and so does the residual
+        connection. The sum is that of all vectors and the module's bias. A vector's share is proportional to the sum's
+        L1 norm minus the L1 norm of the sum without the vector; negative shares become 0. Shares sum to 1.
 
-        The shape is (queries, keys) for self-attention, in which the residual connection counts as the query's own
-        position. For cross-attention it is (queries, keys + 1): the last column is the share of the residual
-        connection.
+        The shape is (queries, keys) for self-attention; the residual connection is added to the query's own position.
+        For cross-attention, it is (queries, keys + 1); the last column is the share of the residual connection.
         """
         module = self.module
         values = self.values[0].repeat_interleave(module.num_heads // module.num_key_value_heads, dim=0)  # (H, L, V)

@@ -205,12 +205,15 @@ def _fills(reading: Reading, references: Sequence[Reading], fill: Fill) -> dict[
 def _head_grids(
     reading: Reading, values: Mapping[str, Tensor], measure: Callable[[Mapping[str, Edit], int], Sequence[float]]
 ) -> tuple[Grid, ...]:
-    """Return, for each kind of attention, a table, layers × heads: a measure with one head's output replaced.
+    """Measure the effect of replacing the output of each single head; return a table for each kind of attention.
+
+    The rows of a table are layers, and its columns are heads.
 
     Args:
         reading: the text.
         values: by hook point, the replacements of all heads' outputs, (H, Q, V), or (H, 1, V) for all positions.
-        measure: takes the edits of a batch and its number of copies of the text; returns the measure of each copy.
+        measure: a function of a batch's edits and its number of copies of the text. It returns the measure of each
+            copy.
     """
     return tuple(
         Grid(
@@ -382,9 +385,9 @@ def _aligned(
 ) -> tuple[Reading, Reading, int]:
     """Return the clean and the corrupted text as `Reading`s, and the index of the prediction to compare.
 
-    A translator's prediction after the beginning `after` is compared; None: after what both translations begin with.
-    A language model's last prediction is compared. Of an encoder's predictions, such as tags, it is the last one or,
-    with `needs_difference`, the first that differs between the texts.
+    In a translator, this is the prediction after `after`, or, if that is None, after what both translations begin with.
+    In a language model, it is the last prediction. In an encoder, it is the last prediction, or with
+    `needs_difference`, the first that differs between the texts.
 
     Raises:
         TransduceError: the numbers of tokens differ, both translations are equal, or the model does not fit.
@@ -467,11 +470,17 @@ def _patched_residual(
     recording: Recording,
     recovered: Callable[[Mapping[str, Edit], int], list[float]],
 ) -> Grid:
-    """Return a table, positions × layers, of the shares of a logit difference that the clean residual stream restores.
+    """Return a table, positions × layers, of the shares of a logit difference that patching restores.
 
-    At one position after one layer of the stack at a time, the activation of the clean text (`first`) replaces that of
-    the corrupted one (`second`). `recovered` returns the shares for edits of some copies of the corrupted text;
-    `recording` is of the clean text.
+    For each cell, the activation of the clean text after one layer and at one position replaces that of the corrupted
+    text.
+
+    Args:
+        first: the clean text.
+        second: the corrupted text.
+        stack: "encoder" or "decoder".
+        recording: the activations of the clean text.
+        recovered: returns the restored shares for edits of a number of copies of the corrupted text.
     """
     tokens = [each.decoder_tokens if stack == "decoder" else each.source_tokens for each in (first, second)]
     names = residual_points(second, stack)

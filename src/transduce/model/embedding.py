@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import deprecated, override
 
-from transduce.errors import TransduceError, shown_value
+from transduce.errors import TransduceError, shown_value, warn
 from transduce.model.backend import Component
 from transduce.model.config import ModelConfig
 from transduce.model.feed_forward import Dropout, Linear
@@ -51,6 +51,11 @@ class Embedding(Component):
         self.norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = Dropout(config.dropout)
         self.projection = None if config.embedding_size is None else Linear(width, config.d_model, bias=config.bias)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if not hasattr(self, "projection"):  # a model that version 0.1 pickled
+            self.projection = None
 
     def forward(
         self,
@@ -153,12 +158,22 @@ class VocabularyModel(nn.Module):
 
     def scale_output(self, x: Tensor) -> Tensor:
         """Return the last layer's output x, (…, D), multiplied by the setting `output_scale`, as T5 does."""
-        return x if self.config.output_scale == 1.0 else x * self.config.output_scale
+        if self._has_old_method():
+            warn("`finish` is now `scale_output`; the old name works until version 0.3.", DeprecationWarning)
+            return self.finish(x)
+        return self._scaled(x)
 
     @deprecated("`finish` is now `scale_output`; the old name works until version 0.3.")
     def finish(self, x: Tensor) -> Tensor:
         """Return the result of `scale_output`, under its old name."""
-        return self.scale_output(x)
+        return self._scaled(x) if self._has_old_method() else self.scale_output(x)
+
+    def _has_old_method(self) -> bool:
+        """Return whether the user's code replaces `finish`, in a subclass or in this model."""
+        return getattr(self.finish, "__func__", None) is not VocabularyModel.finish
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self.config.output_scale == 1.0 else x * self.config.output_scale
 
     def batch_norm_positions(self, ids: Tensor) -> Tensor | None:
         """Return a boolean mask of the positions of token ids that are not padding, both (B, T), for BatchNorm.

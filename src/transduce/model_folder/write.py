@@ -5,10 +5,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from msgspec import UNSET
 from torch import Tensor, nn
 
 from transduce.argument_checks import as_path
@@ -19,6 +21,7 @@ from transduce.interop.hugging_face.export import config_json, generation_config
 from transduce.interop.hugging_face.import_weights import LazyTensors, all_finite
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.interop.hugging_face.token_pipelines import flags_of
+from transduce.interop.vocabulary_files import extend_tokenizer
 from transduce.model.build import build_any_model, check_registered, difference_from_config, forward_hooks
 from transduce.model.config import ModelConfig
 from transduce.model.recurrent import Recurrent
@@ -140,21 +143,42 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def carry_original_tokenizer(
-    base: Path, folder: Path, languages: tuple[str | None, str | None], tokenizer: ImportedTokenizer
+    base: Path, folder: Path, languages: tuple[str | None, str | None], before: Tokenizer, now: Tokenizer
 ) -> None:
-    """Copy the files of a base model's Hugging Face tokenizer to a new run's folder, without generation_config.json.
+    """Copy the files of a base model's Hugging Face tokenizer to a run's folder if they describe its tokenizer.
+
+    Only imported models have such files. Symbols that extend the vocabulary are added to tokenizer.json; without that
+    file, nothing is copied then. Nothing is copied either for a language model whose tokenizer has no start tokens,
+    because lines begin with the end symbol here. A chat template that the run's tokenizer lacks is left out, and so is
+    generation_config.json, which the run writes itself.
 
     Args:
         base: the base model's folder.
         folder: the run's folder.
         languages: source and target language.
-        tokenizer: the run's tokenizer, whose further symbols are added to tokenizer.json.
+        before: the base model's tokenizer.
+        now: the run's tokenizer.
 
     Raises:
         TransduceError: a file cannot be read, or would replace a different one.
     """
-    files = with_added_tokens(read_original_tokenizer(base, languages), tokenizer)
-    files.pop("generation_config.json", None)  # the run writes its own
+    if not isinstance(before, ImportedTokenizer) or not isinstance(now, ImportedTokenizer):
+        return
+    if before.target.keeps_line_feeds and not now.target.keeps_line_feeds:
+        if not now.source.before:
+            return
+        before = before.line_by_line()
+    added = [each for each in now.record.source.symbols if each not in before.record.source.symbols]
+    extended = extend_tokenizer(before, [each for each in added if isinstance(each, str)])
+    if now.fingerprint != extended.fingerprint or (added and not (base / "tokenizer.json").is_file()):
+        return
+    files = with_added_tokens(read_original_tokenizer(base, languages), now)
+    files.pop("generation_config.json", None)
+    if now.record.chat_template is UNSET:
+        settings = msgspec.json.decode(files.get(_TOKENIZER_SETTINGS, b"{}"), type=dict[str, Any])
+        files = {name: content for name, content in files.items() if not name.startswith("chat_template.")}
+        if settings.pop("chat_template", None) is not None:
+            files[_TOKENIZER_SETTINGS] = json_bytes(settings)
     for name, content in files.items():
         if (folder / name).exists() and (folder / name).read_bytes() != content:
             raise TransduceError(f"{folder / name} would be replaced by a run's: name another folder with --out.")
@@ -208,6 +232,26 @@ def _toml_value(value: Any) -> str:
 _PARTIAL_WEIGHTS = f".partial-{WEIGHTS}"
 
 
+class TransformersContent(NamedTuple):
+    """The content of a model folder that only Hugging Face's transformers reads."""
+
+    files: Mapping[str, bytes] = MappingProxyType({})
+    """The files of a Hugging Face tokenizer by name, such as `read_original_tokenizer` returns; they replace files of
+    the same names that the folder has for transformers, and the manifest does not list them.
+    """
+    search: SearchSettings | None = None
+    """The model's search settings, for `generate` of transformers; None: unknown."""
+    max_positions: int | None = None
+    """The maximum number of tokens that config.json states, and the number of rows of tables of sinusoids; None: 1,024.
+    Learned positions have their own limit.
+    """
+    is_export: bool = False
+    """True for an export to Hugging Face, whose class may hold some weights rounded."""
+
+
+_NOTHING_MORE = TransformersContent()
+
+
 def write_model_folder(
     folder: Path,
     *,
@@ -216,9 +260,7 @@ def write_model_folder(
     tokenizer: Tokenizer | None,
     languages: tuple[str | None, str | None],
     documents: Mapping[str, str],
-    files: Mapping[str, bytes] | None = None,
-    search: SearchSettings | None = None,
-    max_positions: int | None = None,
+    for_transformers: TransformersContent = _NOTHING_MORE,
 ) -> None:
     """Write or replace a complete model folder.
 
@@ -229,26 +271,23 @@ def write_model_folder(
         tokenizer: the tokenizer; None for a model of time series.
         languages: language codes of source and target.
         documents: further text files by name, such as the settings and README.md.
-        files: the files of a Hugging Face tokenizer by name, such as `read_original_tokenizer` returns; they replace
-            files of the same names that the folder has for transformers, and the manifest does not list them.
-        search: the model's search settings, for `generate` of transformers; None: unknown.
-        max_positions: the maximum number of tokens that config.json states for transformers, and the number of rows of
-            tables of sinusoids; None: 1,024. Learned positions have their own limit.
+        for_transformers: further content, which only Hugging Face's transformers reads.
 
     Raises:
         TransduceError: the weights do not fit the configuration or are not finite, they cannot be written, for example
             because the disk is full, or another process writes this folder.
     """
     _check_weights(folder, weights, config)
-    files = files or {}
+    files, search, max_positions, is_export = for_transformers
     max_positions = MAXIMUM_POSITIONS if max_positions is None else min(max_positions, _MAX_TABLE_ROWS)
     folder.mkdir(parents=True, exist_ok=True)
     with lock_output(folder / WEIGHTS):
         partial_file = folder / _PARTIAL_WEIGHTS
         try:
             # The weights come first: if one cannot be read or written, nothing else is.
-            digest = _write_weights(partial_file, weights, config, max_positions)
-            write_json(folder / CONFIG, config_json(config, labels_among(documents), weights.keys(), max_positions))
+            digest = _write_weights(partial_file, weights, config, max_positions, is_export=is_export)
+            labels = labels_among(documents)
+            write_json(folder / CONFIG, config_json(config, labels, weights.keys(), max_positions, is_export=is_export))
             if tokenizer is not None:
                 if (generation := generation_config(config, tokenizer.target.unk_id, search)) is not None:
                     write_json(folder / "generation_config.json", generation)
@@ -298,11 +337,13 @@ def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 _MAX_TABLE_ROWS = 1 << 20
 
 
-def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int) -> str:
+def _write_weights(
+    path: Path, weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int, *, is_export: bool
+) -> str:
     """Write the content of a folder's model.safetensors to `path`, and return its SHA-256 (hexadecimal).
 
     Weights are taken from the mapping one after the other, so that only one must be in memory. Tables of sinusoids have
-    `max_positions` rows.
+    `max_positions` rows. In an export to Hugging Face (`is_export`), some weights may be rounded.
 
     Raises:
         TransduceError: a weight is not finite, or the file cannot be written, for example because the disk is full.
@@ -324,8 +365,8 @@ def _write_weights(path: Path, weights: Mapping[str, Tensor], config: ModelConfi
     try:
         return write_tensors(
             path,
-            dict(stored_tensors(shapes, config, max_positions)),
-            stored_tensors(in_order, config, max_positions),
+            dict(stored_tensors(shapes, config, max_positions, is_export=is_export)),
+            stored_tensors(in_order, config, max_positions, is_export=is_export),
             {"format": "pt"},
         )
     except OSError as error:
@@ -378,7 +419,7 @@ def save(
     layers of your own that are not registered (`transduce.register`), changed attributes, weights that are not merged.
     Forward hooks are not saved; a warning names them. Dropout rates may differ.
 
-    If Hugging Face has a class for the model, that class can read the folder, too. An earlier save in the folder is
+    If Hugging Face has a class for the model, that class can read the folder, too, except Gemma's. An earlier save is
     replaced file by file and stays readable throughout, so a training loop can save repeatedly.
 
     Args:

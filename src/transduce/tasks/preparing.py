@@ -99,7 +99,10 @@ class PreparationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one prepared shard, a part of a corpus; duplicates between shards are not yet removed."""
+    """Statistics of one prepared shard of a corpus.
+
+    Duplicates that occur in different shards are removed only when the shards are merged.
+    """
 
     folder: str
     shard: str
@@ -144,28 +147,28 @@ def prepare(  # noqa: PLR0913  (the command's own options)
     workers: int | None = None,
     hold_out: bool = True,
 ) -> PreparationReport | ShardReport | TokenizerReport:
-    """Tokenize a corpus before training: as a whole, as one of several shards, or learn its tokenizer only.
+    """Tokenize a corpus, or a shard of it, before training; or learn only its tokenizer.
 
     `transduce.train(out=…, settings={"data.prepared": out})` trains on the result.
 
     Args:
         out: the folder to write; a prepared corpus in it is replaced.
         source: files of source sentences, of pairs (.tsv, .jsonl), or of text alone.
-        target: files of their translations.
-        dev_source: the dev set; None: a part of the training pairs is held out.
+        target: files of the translations of `source`.
+        dev_source: the dev set to train with. It is not read yet, but no pairs are held out. None: `hold_out` decides.
         dev_target: the target side of the dev set.
         back_translated: files of `source` that a machine wrote by translating their targets back.
         languages: source and target language; None: by the files' suffixes.
         task: the task that the corpus is for; None: "translation".
         settings: further settings of the tables `task`, `data` and `tokenizer`, by their dotted names.
-        tokenizer: a folder with the tokenizer to use, such as a model folder; None: learn one.
+        tokenizer: a folder with the tokenizer to use, such as a model folder; None: learn one. A shard needs it.
         tokenizer_only: write only the tokenizer, for shards to be prepared later.
         shard: prepare only part I of N, for (I, N) counted from 1; `transduce.merge_shards` merges all parts.
         workers: number of worker processes; None: chosen by cores and pairs, 1 for a shard.
-        hold_out: hold out a dev set if none is named.
+        hold_out: hold out a part of the training pairs as the dev set if `dev_source` is None.
 
     Returns:
-        The statistics of what was written.
+        A `PreparationReport`; with `shard`, a `ShardReport`; with `tokenizer_only`, a `TokenizerReport`.
 
     Raises:
         TransduceError: settings or files are invalid, arguments contradict each other, or no pair is left.
@@ -345,12 +348,13 @@ class _CheckedRequest(NamedTuple):
 
 
 def _check_request(request: PrepareRequest) -> _CheckedRequest:
-    """Check a request to prepare a corpus, and return its settings, kind of task and files (`_CheckedRequest`).
+    """Check a request to prepare a corpus, and return its settings, kind of task and files.
 
-    If the request names a dev set, which need not exist yet, no pairs are held out.
+    If the request names a dev set, no training pairs are held out. The files of the dev set need not exist yet.
 
     Raises:
-        TransduceError: settings are wrong, or the task's corpus cannot be prepared in advance.
+        TransduceError: settings are wrong, the named tokenizer cannot be read, or the task's corpus cannot be prepared
+            in advance.
     """
     if request.workers is not None and request.workers < 1:
         raise TransduceError(f"`workers` must be at least 1, but is {request.workers}.")
@@ -377,10 +381,10 @@ def _check_request(request: PrepareRequest) -> _CheckedRequest:
 
 @contextmanager
 def _text_files(task: _CheckedRequest, partial: Path) -> Iterator[TaskText]:
-    """Yield the text to prepare in files that can be read line by line, within a `with` block.
+    """Yield the text to prepare, as files that can be read line by line, within a `with` block.
 
-    Files converted from other formats are written to `partial` and deleted at the end. A dev set is held out only if
-    the request wants that.
+    Files of other formats are converted first. The converted files lie in the folder `partial` and are deleted at the
+    end of the block. A dev set is held out only if the request asks for it.
     """
     with tempfile.TemporaryDirectory(dir=partial, prefix=".text-") as folder:
         text = task.kind.read_text(task.settings, Path(folder), overwrite=True)

@@ -74,14 +74,15 @@ def translate_files(
     models: Sequence[Path],
     display: ProgressDisplay,
 ) -> None:
-    """Translate each file whose translation is not finished; lines with quality warnings become empty.
+    """Translate each file whose translation is not finished.
 
-    Training leaves out empty lines.
+    A line whose translation has quality warnings becomes an empty line, which training leaves out.
 
     Args:
         files: the files to translate.
         translator: the translator, with its default search settings.
-        models: folders of the translator's models, by whose weights a translation of other models is recognized.
+        models: folders of the translator's models. Digests of their weights are recorded with each translation, so that
+            translations by other models are recognized later.
         display: shows the progress.
 
     Raises:
@@ -100,12 +101,13 @@ def translate_files(
 
 
 def _refuse_stale(file: TranslatedFile, note: Path, made_from: Sequence[str]) -> None:
-    """Raise an error for a finished translation of another text, or by other models, than those of this run.
+    """Raise an error if a finished translation is of another text or by other models.
 
     Args:
         file: the text and its finished translation.
-        note: the file of digests of the text and the models; older versions recorded only the text, or nothing.
-        made_from: the digest of the text and those of the models' weights now.
+        note: a file with the digests at the time of the translation. It may lack those of the models, or not exist;
+            then they are not compared.
+        made_from: the present digests of the text and of the models' weights.
 
     Raises:
         TransduceError: a digest differs.
@@ -349,10 +351,11 @@ def _translate_with_teacher(request: RunRequest, data: DataSettings) -> RunReque
 
 
 def _check_distillation(settings: Settings, request: RunRequest) -> None:
-    """Raise an error for a run whose settings name a teacher that cannot translate the sources before training.
+    """Raise an error for a run with a teacher that cannot translate the sources before training.
 
     Raises:
-        TransduceError: the task is another, sources are missing or not sentences a line, or targets are named.
+        TransduceError: the task is not translation; there are several processes; a source file is missing or does not
+            have a sentence on each line; targets are named; or a dry run is requested.
     """
     data = settings.data
     by_hand = "translate first, and train on the translations (docs/distillation.md)"
@@ -378,9 +381,10 @@ def _check_distillation(settings: Settings, request: RunRequest) -> None:
 
 
 def _teacher_files(request: RunRequest, data: DataSettings, written: str | None) -> list[TranslatedFile]:
-    """Return a list of the source files, each with the path of the teacher's translation (`TranslatedFile`).
+    """Return a list of the source files, each with the path of its translation (`TranslatedFile`).
 
-    The path's suffix is the target language: the settings' or, if they name none, `written`, the teacher's.
+    The path's suffix is the target language. `written` is the language that the teacher writes; it is used if the
+    settings name no languages.
     """
     language = data.languages[1] if data.languages else written or "target"
     folder, name = request.out / TEACHER_FOLDER, "teacher-translation"
@@ -399,7 +403,12 @@ def _refuse_to_restart(request: RunRequest) -> None:
 
 
 def _training_request(request: RunRequest, translations: list[str] | None) -> RunRequest:
-    """Return a run's request without the teacher, and with `translations` as target files unless that is None."""
+    """Return a run's request without the teacher.
+
+    Args:
+        request: the run's request, with the teacher.
+        translations: the files to use as targets; None: the request's targets stay.
+    """
     content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(dict(request.settings)))
     del content["data"]["distill_from"]
     if translations is not None:

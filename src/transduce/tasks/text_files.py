@@ -79,7 +79,10 @@ def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
 
 
 def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return data settings of several corpora whose files are replaced by the `converted` files, in order."""
+    """Return data settings in which converted files replace the files of the corpora.
+
+    `converted` is a dict from "source" and "dev_source" to the files of all corpora, in the order of the corpora.
+    """
     files, dev_files = iter(converted["source"]), iter(converted["dev_source"])
     corpora = tuple(
         msgspec.structs.replace(
@@ -94,16 +97,19 @@ def _with_corpora(data: DataSettings, converted: dict[str, tuple[str, ...]]) -> 
 
 
 def _converted(path: str, out: Path, data: DataSettings, found: list[tuple[str, str]], *, overwrite: bool) -> str:
-    """Convert a table of pairs, or standard input, to JSON lines in `out`; return the path to read pairs from.
+    """Convert a file of pairs to JSON lines if training needs it, and return the path to read.
 
-    The path is `out`, or the file itself if it needs no conversion.
+    The path is `out`, or `path` if no conversion is needed. Standard input is stored in a file first.
 
     Args:
-        path: the file.
+        path: the file of pairs; "-" for standard input.
         out: the file to write.
         data: names the format and the columns.
-        found: receives the names of the columns of source and target, if they are searched for.
+        found: receives the names of the source and target columns, unless `data` names them.
         overwrite: write `out` even if it exists.
+
+    Raises:
+        TransduceError: the file cannot be read, lacks a column, or has no columns although `data` names some.
     """
     name = "standard input" if path == STANDARD_INPUT else path
     if path == STANDARD_INPUT:
@@ -144,9 +150,13 @@ def format_to_convert(path: str, data: DataSettings) -> TableFormat | None:
 
 
 def store_standard_input(out: Path, format: Format) -> str:
-    """Copy standard input to a file beside `out`, and return the file's path, whose suffix is the format of pairs.
+    """Copy standard input to a file beside `out`, and return the file's path.
 
-    With the format "auto" or "lines", the first line decides between JSON lines and tab-separated pairs.
+    The file is named `standard-input` and has the format's name as suffix. If the format is "auto" or "lines", the
+    first line decides between JSON lines ("jsonl") and tab-separated pairs ("tsv").
+
+    Raises:
+        TransduceError: standard input is empty, or its first line is neither JSON nor tab-separated.
     """
     line = sys.stdin.buffer.readline()
     if not line:
@@ -168,9 +178,10 @@ def store_standard_input(out: Path, format: Format) -> str:
 
 
 def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple[str, str] | None:
-    """Write the pairs of Python objects to JSON lines; return the language pair that the columns are named after.
+    """Write the pairs of Python objects to JSON lines, and return the languages in the columns' names.
 
-    Returns None if the columns' names are no languages, or were not searched for.
+    The result is a pair of language codes. It is None if the names of the columns are no languages, or if `data` names
+    the columns.
 
     Args:
         pairs: an iterable of pairs or mappings, or a table of pandas, Arrow or datasets.
@@ -187,12 +198,12 @@ def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple
 
 
 def refuse_other_objects(pairs: Any, data: DataSettings, path: Path, name: str) -> None:
-    """Raise an error, in a resumed run, for Python objects with other pairs than `write_objects` wrote to a file.
+    """Raise an error if Python objects hold other pairs than the file of a resumed run.
 
     Args:
         pairs: the object, as for `write_objects`.
         data: the settings with which the file was written.
-        path: the file.
+        path: the file, which `write_objects` wrote when the run started.
         name: the argument's name, for messages.
 
     Raises:
@@ -258,9 +269,9 @@ class _TextFile(msgspec.Struct, frozen=True):
 
 
 def store_text_file_states(folder: Path, data: DataSettings, dev: CorpusFiles | None) -> None:
-    """Store the size, time and content digest of each of a run's text files, by which changes are noticed.
+    """Store the size, time and content digest of each text file of a run.
 
-    With a prepared corpus, only the files of the dev set are stored.
+    A resumed run notices changes by these. With a prepared corpus, only the files of the dev set are stored.
 
     Args:
         folder: the run's folder; dev files that were written there are skipped.
@@ -299,10 +310,14 @@ class StoredTextFiles:
         return content_sha256(new) == state.sha256
 
     def has_other_content(self, old: str, new: str) -> bool:
-        """Return whether the file `new` differs from what the run's file `old` was at the start of the run.
+        """Return whether a text file has changed since the start of the run.
 
-        The content is read only if the size or the modification time differs. Without a stored digest, the size
-        decides. False if `new` is missing, or `old` was not stored.
+        The content is read only if the size or the modification time differs. Without a stored digest, only the size is
+        compared. The result is False if `new` is missing, or if nothing was stored about `old`.
+
+        Args:
+            old: the path at the start of the run.
+            new: the path now.
         """
         file = self._files.get(old)
         if file is None or not Path(new).is_file():
@@ -313,9 +328,9 @@ class StoredTextFiles:
         return not file.sha256 or content_sha256(new) != file.sha256
 
     def locate(self, settings: Settings, *, needs_dev: bool = True) -> Settings:
-        """Return a run's settings, with absolute paths of text files where relative paths no longer lead to them.
+        """Return a run's settings with paths of text files that are valid in this working directory.
 
-        A run that is resumed from another working directory needs these.
+        A relative path that no longer leads to the file is replaced by its absolute path.
 
         Args:
             settings: the run's settings.
@@ -337,7 +352,7 @@ class StoredTextFiles:
         return msgspec.structs.replace(settings, data=msgspec.structs.replace(data, **paths))
 
     def follow(self, old: DataSettings, new: DataSettings, folder: Path) -> None:
-        """Store the new paths of a run's text files that were moved, for the next time that the run resumes.
+        """Store the new paths of text files that were moved, for the next time that the run resumes.
 
         Args:
             old: settings with the paths at the start.
@@ -381,16 +396,16 @@ class StoredTextFiles:
     def changed_training_files(self, data: DataSettings) -> list[str]:
         """Return a list of the paths of training files whose content has changed since the run started.
 
-        Files of the dev set, which `data` names now or named at the start, do not count.
+        Files that are in the dev set, or were at the start, are left out. `data` names the present files.
         """
         dev = {*data.dev_source, *data.dev_target, *(file.path for file in self._files.values() if file.is_dev)}
         return [path for path in self._files if path not in dev and self.has_other_content(path, path)]
 
 
 def _with_located_corpora(data: DataSettings, paths: dict[str, tuple[str, ...]]) -> DataSettings:
-    """Return the data settings of a run with several corpora, in which each corpus has its new paths.
+    """Return the data settings of a run with several corpora, with new paths in each corpus.
 
-    `paths` is a dict from setting, such as "source", to the files of all corpora, in the order of the corpora.
+    `paths` is a dict from a setting, such as "source", to the new paths of all corpora, in the order of the corpora.
     """
     left = {name: iter(files) for name, files in paths.items()}
     corpora = tuple(

@@ -66,12 +66,14 @@ def train_in_stages(request: RunRequest) -> TrainResult | None:
 
 
 def with_runs(request: RunRequest) -> RunRequest:
-    """Return a request in which `data.mix`, and corpora that name other runs, are replaced by these runs' text files.
+    """Replace earlier runs that the data settings name by these runs' text files.
 
-    A request without either is returned as it is.
+    Runs are named by `data.mix` and by corpora with the key `run`. The result is the changed request, or the request
+    itself if it names no run.
 
     Raises:
-        TransduceError: a folder holds no run that was trained on files, or its text has several language pairs.
+        TransduceError: a folder holds no run, or the run's text has several language pairs, is a prepared corpus, or
+            has changed; or the settings contradict each other.
     """
     data = make_settings(request.settings).data
     if not data.mix and not any(corpus.run for corpus in data.corpora):
@@ -116,14 +118,17 @@ def _mixed_run(text: str) -> dict[str, Any]:
 
 
 def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any]:
-    """Return a table of `data.corpora`, a dict, in which a run's training files replace the key `run`, if it is set.
+    """Return a table of `data.corpora` with a run's training files in place of the key `run`.
+
+    A table without this key is returned as it is.
 
     Args:
         table: the settings of a corpus.
-        is_mixed: whether `data.mix` names the run, and not a table of the user's.
+        is_mixed: True if `data.mix` names the run; False if the user's table does.
 
     Raises:
-        TransduceError: there is no such run, or its text is not in files as it was when the run started.
+        TransduceError: the folder holds no run; the run's text is missing, has changed, is a prepared corpus or has
+            several language pairs; or the table also names files.
     """
     if "run" not in table:
         return table
@@ -165,9 +170,12 @@ def _with_text_of_run(table: dict[str, Any], *, is_mixed: bool) -> dict[str, Any
 
 
 def _refuse_to_skip_stage(request: RunRequest) -> None:
-    """Raise an error for a resumed run whose earlier stage, such as back-translation, is unfinished.
+    """Raise an error if a resumed run would skip an unfinished earlier stage, such as back-translation.
 
-    Without the stage's setting, the run's own training would start.
+    This happens if the user omits the option of the stage.
+
+    Raises:
+        TransduceError: the run's folder has the files of a stage, but its own training has not started.
     """
     for name, option in _STAGES.items():
         if request.resume and (request.out / name).is_dir() and not (request.out / SETTINGS_FILE).exists():
@@ -361,14 +369,19 @@ def _objects_as_files(request: RunRequest, objects: Mapping[str, Any]) -> Iterat
 
 
 def _write_each(objects: Mapping[str, Any], content: dict[str, Any], folder: Path, stored: DataSettings | None) -> None:
-    """Write pairs of Python objects to files, and enter the files, and languages that are not set, into `content`.
+    """Write pairs of Python objects to files, and enter the files into `content`.
+
+    Languages that the columns are named after are entered, too, if none are set.
 
     Args:
         objects: a dict from "source" or "dev_source" to pairs or None.
-        content: the run's settings as nested dicts.
+        content: the run's settings as nested dicts, which are changed.
         folder: the folder that the files are written to.
-        stored: the text settings of a run that exists already: nothing is written, and pairs that differ from the
-            run's are refused. None: the run is new.
+        stored: the data settings of an existing run, for which the pairs are not written but compared with its files;
+            None: the run is new.
+
+    Raises:
+        TransduceError: an object holds no pairs of texts, or its pairs differ from those of the existing run.
     """
     data = make_settings(content).data
     for name, pairs in objects.items():

@@ -164,9 +164,9 @@ def _learn_words(read: Callable[[], Iterable[Pair]], settings: TokenizerSettings
 def extend_base_tokenizer(
     tokenizer: Tokenizer, settings: Settings, special_tokens: tuple[str, ...], display: ProgressDisplay
 ) -> Tokenizer:
-    """Return the base model's tokenizer, extended by those of the settings' symbols that it lacks.
+    """Return the base model's tokenizer with the settings' symbols added that it lacks.
 
-    The number of added tokens is shown by `display`.
+    A notice states how many tokens were added.
 
     Raises:
         TransduceError: the vocabulary lacks a special token that the task needs.
@@ -188,9 +188,10 @@ def extend_base_tokenizer(
 
 
 def _vocabulary_text(files: CorpusFiles, more: tuple[str, ...], noise: TextNoiseSettings) -> Iterator[Pair]:
-    """Yield pairs of the text that a vocabulary is learned from: the corpus with noise, and the lines of files `more`.
+    """Yield pairs of the text that a vocabulary is learned from.
 
-    Lines of these files, and of a corpus without targets, are pairs with an empty target.
+    These are the pairs of the corpus, with noise if that is set, and then the lines of the files `more`. A pair has an
+    empty target if its text is a line of `more` or of a corpus without targets.
     """
     alone, random = files.is_text_alone, Random(0)  # so that each reading yields the same text
     for pair in read_pairs(files):

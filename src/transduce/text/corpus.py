@@ -89,7 +89,10 @@ class CorpusFiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def grouped_files(self) -> int:
-        """The number of files if validation pairs are chosen per file (language pairs or tags differ); else 0."""
+        """The number of files if validation pairs are chosen from each file separately; otherwise 0.
+
+        They are chosen so if the files have different language pairs or tags.
+        """
         return len(self.source) if self.directions or self.tags else 0
 
     @property
@@ -135,13 +138,14 @@ _open = partial(LineBlocks, keep_undecodable=True)
 
 
 class PairReader:
-    """An iterable over the blocks (`PairBlock`) of a corpus, of 8,192 pairs each; a file's last block is shorter.
+    """An iterable over the blocks (`PairBlock`) of a corpus.
 
-    The assignment of lines to blocks depends only on the files, so blocks can be distributed to processes and machines.
-    A block whose index the function ``wanted`` rejects is only counted, which is much faster than reading it.
+    A block has 8,192 pairs; the last block of a file may have fewer. The blocks depend only on the files, so that
+    processes and machines can divide them among each other. The function ``wanted`` takes the index of a block. If it
+    returns False, the block is only counted, which is much faster than reading it.
 
-    Iteration raises TransduceError with file and line if a file is missing, empty, in another encoding or malformed, or
-    if two sides differ in length.
+    Iteration raises TransduceError, with file and line, if a file is missing, empty, in another encoding or malformed,
+    or if the two sides differ in length.
     """
 
     def __init__(
@@ -215,7 +219,12 @@ class PairReader:
             raise _empty(path)
 
     def _count_block(self, line: int, count: int) -> int:
-        """Add a block of `count` pairs, read or skipped, to the totals; return the line after it (`line` + `count`)."""
+        """Add a block to the number of blocks and its pairs to the number of pairs, and return the next line.
+
+        Args:
+            line: the number of the block's first line.
+            count: the number of pairs in the block, which may have been skipped.
+        """
         self.blocks += 1
         self.pairs += count
         return line + count
@@ -228,11 +237,11 @@ class PairReader:
     ) -> tuple[list[str], list[str]]:
         """Split tab-separated lines of a file into a list of sources and a list of targets.
 
-        A header or a line that is no pair becomes a placeholder text on both sides, which the filters drop and count;
-        the notes count it too.
+        A header, or a line that is no pair, is replaced by a placeholder text on both sides. The notes count it, and
+        the filters drop it later.
 
         Raises:
-            TransduceError: more than half of the lines do not have exactly two columns.
+            TransduceError: more than half of the lines do not have two columns; or any line, if the corpus is strict.
         """
         path = self._files.source[file]
         pairs = [
@@ -318,9 +327,10 @@ def read_texts(path: str) -> Iterator[str]:
 
 
 def format_of(path: str, chosen: Format) -> Format:
-    """Return the format of a file as text: the chosen one, or for "auto" that of the file's suffix, else "lines".
+    """Return the format of a file as text, such as "tsv".
 
-    A suffix of compression such as .gz is ignored.
+    This is the chosen format. For "auto", the file's suffix decides, and an unknown suffix means "lines". A suffix of
+    compression, such as .gz, is ignored.
     """
     if chosen != "auto":
         return chosen
@@ -376,7 +386,9 @@ def _empty(path: str) -> TransduceError:
 
 
 def _pair_format(path: str, chosen: Format) -> Format:
-    """Return the format, "tsv" or "jsonl", of a file of pairs: the chosen one, or for "auto" that of its suffix.
+    """Return the format of a file of pairs, "tsv" or "jsonl".
+
+    This is the chosen format or, for "auto", the format of the file's suffix.
 
     Raises:
         TransduceError: the file's name says that it holds one side only, or the file does not exist.
@@ -417,16 +429,22 @@ class TableLayout(NamedTuple):
 
 
 def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLayout:
-    """Return the `TableLayout` of a file of tab-separated pairs: whether it has a header and quoted fields.
+    """Find out whether a file of tab-separated pairs has a header and quoted fields.
 
-    The first 1,000 lines decide. Fields are quoted as in CSV if each field that begins with a quote also ends with one.
-    In addition, either all fields must begin with a quote, or each quoted field must contain a doubled quote or a tab.
-    If more lines have two columns when they are split at every tab, fields are not quoted. The first line is a header
-    if both columns are language codes, names of languages, or usual names of columns.
+    The first 1,000 lines decide. Fields count as quoted, as in CSV, under three conditions:
+
+    * Each field that begins with a quote ends with a quote.
+    * All fields begin with a quote, or each quoted field contains a doubled quote or a tab.
+    * Splitting at every tab does not give more lines with two columns.
+
+    The first line is a header if both columns are language codes, names of languages, or usual names of columns.
 
     Args:
         path: the file.
         languages: the codes of the corpus's languages, which count as names of columns, too; None: unknown.
+
+    Returns:
+        A `TableLayout`.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -446,10 +464,10 @@ def find_layout(path: str, languages: tuple[str, str] | None = None) -> TableLay
 
 
 def find_doubtful_header(path: str, layout: TableLayout) -> str | None:
-    """Return the first row of tab-separated pairs as "source / target" if it may name columns; None otherwise.
+    """Return the first row of a file of tab-separated pairs if it may be an unknown header.
 
-    That is a row that is read as a pair, but has only word characters and spaces and is much shorter, in both columns,
-    than the other rows.
+    The row is read as a pair. It is doubtful if both texts have only word characters and spaces and are much shorter
+    than those of the other rows. The result is the row as "source / target", otherwise None.
     """
     if layout.has_header or layout.is_quoted:
         return None
@@ -465,9 +483,13 @@ def find_doubtful_header(path: str, layout: TableLayout) -> str | None:
 
 
 def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) -> bool:
-    """Return whether two fields of a table's first line are names of columns (language codes, usual names), not texts.
+    """Return whether the two fields of a table's first line are column names, not texts.
 
-    `languages` are the codes of the corpus's languages, which count as names in any form.
+    Column names are language codes, names of languages, and usual names such as "source".
+
+    Args:
+        names: the two fields.
+        languages: the codes of the corpus's languages, which count as column names even if they are unknown codes.
     """
     first = tuple(name.strip().casefold() for name in names)
     codes = tuple(map(column_language, first))
@@ -479,9 +501,9 @@ def is_header(names: tuple[str, str], languages: tuple[str, str] | None = None) 
 
 
 def column_language(name: str) -> str | None:
-    """Return the code of the language that a column is named after, by code or name: zh for 中文; None if none.
+    """Return the language code, in lower case, that a column's name stands for.
 
-    A code is returned in lower case.
+    The name may be a code or the name of a language: zh for 中文. The result is None if it is neither.
     """
     name = name.strip().casefold()
     return name if _LANGUAGE_CODE.fullmatch(name) else _CODE_OF_LANGUAGE.get(name)
@@ -549,7 +571,10 @@ class _Keys(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """A tuple of a JSON object's permitted keys besides those of its texts: weight, document, ignored keys."""
+        """The keys that a JSON object may have besides those of its texts, as a tuple.
+
+        These are the keys of weight and document, and ignored keys.
+        """
         return (*filter(None, (self.weight, self.document)), *self.ignored)
 
 
@@ -596,9 +621,14 @@ def _object(line: str, where: str, keys: _Keys, notes: LineNotes) -> _Record:
 
 
 def as_label(key: str, value: object) -> object:
-    """Return a value of a table or JSON object, as text if it is the number of a class, from 0, under the key `label`.
+    """Convert the number of a class to text, and return any other value unchanged.
 
-    Datasets mark texts without a label by -1, which stays a number.
+    A class is an integer of at least 0 under the key `label`. Datasets mark texts without a label by -1, which stays a
+    number.
+
+    Args:
+        key: the key of the value in its JSON object or table row.
+        value: the value.
     """
     is_class = key == "label" and isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return str(value) if is_class else value
@@ -691,9 +721,10 @@ def read_record(line: str, where: str) -> dict[str, object]:
 
 
 def _record_with_surrogates(line: str) -> dict[str, object] | None:
-    """Parse a line of JSON whose only faults are lone surrogates, which also stand for bytes that are not UTF-8.
+    """Parse a line of JSON that is invalid only because of lone surrogates.
 
-    The result is the JSON object as a dict, or None if the line has other faults.
+    Lone surrogates also stand for bytes that are not UTF-8. The result is the JSON object as a dict, or None if the
+    line has other faults.
     """
     try:
         record = json.loads(line)

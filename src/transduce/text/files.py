@@ -73,7 +73,10 @@ def is_composed(text: str) -> bool:
 
 
 def is_mark(character: str) -> bool:
-    """Return whether a character is a combining mark or decomposes into some, so that composition may reorder it."""
+    """Return whether a character is a combining mark or decomposes into combining marks.
+
+    Composition may change the order of such characters.
+    """
     return unicodedata.combining(unicodedata.normalize("NFD", character)[0]) > 0
 
 
@@ -200,7 +203,10 @@ class LineNotes:
 
 
 def is_decodable(text: str) -> bool:
-    """Return whether a text has no lone surrogates, which represent bytes that are not UTF-8 or lone JSON escapes."""
+    """Return whether a text has no lone surrogates.
+
+    A lone surrogate represents a byte that is not UTF-8, or comes from an escape in JSON.
+    """
     return _SURROGATE.search(text) is None
 
 
@@ -243,9 +249,10 @@ def decode_lines(
 
 
 class LineBlocks:
-    """A reader of the lines of a file in blocks, several times as fast as line by line, used in a ``with`` statement.
+    """A reader of a file's lines in blocks, used in a ``with`` statement.
 
-    Line feeds, carriage returns before them and a byte order mark at the start are removed, as by ``read_lines``.
+    It is several times as fast as reading line by line. Line feeds, carriage returns before line feeds, and a byte
+    order mark at the start are removed, as by ``read_lines``.
     """
 
     def __init__(self, path: str | Path, notes: LineNotes | None = None, *, keep_undecodable: bool = False) -> None:
@@ -379,7 +386,10 @@ class _Decoder:
             )
 
     def _without_mark(self, content: bytes) -> bytes:
-        """Return bytes of the file without a byte order mark at its start, which is counted; others unchanged."""
+        """Remove a byte order mark at the start of the file from `content`, and count it.
+
+        Other bytes, and bytes from a later part of the file, are returned unchanged.
+        """
         if self.lines or not content.startswith(_BYTE_ORDER_MARK):
             return content
         self._notes.byte_order_marks += 1
@@ -407,10 +417,14 @@ def missing_file(path: str | Path) -> TransduceError:
 
 @contextmanager
 def _explained(path: Path, decoder: "_Decoder", taken: Sequence[bytes] = ()) -> Iterator[None]:
-    """Convert errors raised in a ``with`` block that reads a file to TransduceErrors that name the file.
+    """Convert errors of reading a file, in a ``with`` block, to TransduceErrors that name the file.
 
-    For an incomplete compressed file, the message also names the line. ``taken`` are lines that were read but that the
-    decoder has not counted yet.
+    For an incomplete compressed file, the message also names the line.
+
+    Args:
+        path: the file.
+        decoder: the decoder, which counts the lines.
+        taken: lines that were read but not decoded yet.
     """
     try:
         yield

@@ -64,7 +64,10 @@ _MANY_HELD_OUT = 0.05
 
 
 def with_current_names(content: bytes) -> bytes:
-    """Return a prepared corpus's settings, JSON bytes, with version 0.1's name `max_pieces` changed to `max_tokens`."""
+    """Rename the setting `max_pieces` of version 0.1 to `max_tokens` in a prepared corpus's settings.
+
+    The settings are JSON bytes.
+    """
     return content.replace(_OLD_MAX_TOKENS, b'"max_tokens":')
 
 
@@ -179,10 +182,11 @@ class PairFilter:
     """
 
     def __init__(self, settings: FilterSettings, *, line_feeds: bool = False) -> None:
-        """Create a filter of sentence pairs from its settings.
+        """Create a filter of sentence pairs.
 
-        With `line_feeds`, texts may contain line feeds, for which the vocabulary then has a token; without it, a line
-        feed is a control character, for which pairs are dropped.
+        Args:
+            settings: the settings of the filter.
+            line_feeds: True if texts may contain line feeds; otherwise, pairs with line feeds are dropped.
         """
         self.settings = settings
         self._control = _CONTROL_BUT_LINE_FEEDS if line_feeds else _CONTROL
@@ -200,13 +204,14 @@ class PairFilter:
         return IDENTICAL if settings.drop_identical and bare_source == bare_target else None
 
     def is_target_reason(self, reason: str, source: str) -> bool:
-        """Return whether a pair's source alone would be kept, so that only its target caused a reason to drop the pair.
+        """Return whether a pair was dropped only because of its target.
 
-        False for identical sides, and for lines that are no pair.
+        In this case, its source alone would be kept. The result is False for identical sides, and for lines that are no
+        pair.
 
         Args:
             reason: the reason that `text_reason` returned for the pair.
-            source: the pair's source; the target is not needed.
+            source: the pair's source.
         """
         return reason not in (IDENTICAL, NO_PAIR, HEADER_LINE) and self.text_reason(source, "-") in (None, IDENTICAL)
 
@@ -222,7 +227,7 @@ class PairFilter:
 
 
 class _LanguageSide(NamedTuple):
-    """One side of a language pair: its language, and what identifies the other side's language by script and words."""
+    """One side of a language pair: its language, and features that reveal a text of the other side."""
 
     language: str
     other_script: str
@@ -249,9 +254,10 @@ def _sides(languages: tuple[str, str]) -> tuple[_LanguageSide, _LanguageSide]:
 
 
 def are_exchanged(source: str, target: str, languages: tuple[str, str]) -> bool:
-    """Return whether source and target seem exchanged: each is clearly in the other's language, or in its script.
+    """Return whether a source and its target seem exchanged.
 
-    The result is False if the languages are the same, or share a script and neither is in the table `FREQUENT_WORDS`.
+    Each must clearly be in the language or script of the other side. The result is False for equal languages. It is
+    also False if the languages share a script and neither has an entry in `FREQUENT_WORDS`.
 
     Args:
         source: the source sentence.
@@ -276,9 +282,10 @@ def are_exchanged(source: str, target: str, languages: tuple[str, str]) -> bool:
 
 
 def pair_digest(source: str, target: str) -> bytes:
-    """Return an 8-byte hash (bytes) of a sentence pair in composed form (NFC), by which duplicates are found.
+    """Return an 8-byte hash (bytes) of a sentence pair, by which duplicates are found.
 
-    Neither side may contain control characters other than line feeds, as is the case after `PairFilter`.
+    The sides are hashed in composed form (NFC). They must not contain control characters other than line feeds;
+    `PairFilter` drops pairs with these.
     """
     # The separator is in neither side, so the key is unambiguous.
     separator = "\0" if "\n" in source or "\n" in target else "\n"

@@ -37,10 +37,14 @@ def is_spaced_word_character(character: str) -> bool:
 
 
 def capitalize(text: str, language: str | None = None) -> str:
-    """Return a text with a capital as its first letter, as its language writes it at the beginning of a sentence.
+    """Return a text with a capital first letter, as at the beginning of a sentence.
 
-    Turkish and Azerbaijani have the capital İ for i, and Dutch has IJ for ij; Georgian has no capitals there. With None
-    for an unknown language, the first letter gets its usual capital.
+    Some languages have rules of their own: Turkish and Azerbaijani write İ for i, Dutch writes IJ for ij, and Georgian
+    has no capitals at the beginning.
+
+    Args:
+        text: the text.
+        language: the code of its language; None: unknown, and i and ij get their usual capital.
     """
     code = None if language is None else short_code(language)
     if code == "nl" and text[:2] == "ij":
@@ -49,9 +53,10 @@ def capitalize(text: str, language: str | None = None) -> str:
 
 
 def _lower_forms(text: str) -> tuple[str, ...]:
-    """Return a tuple of lower-case forms of a text for lookup: the usual form, and the Turkish one, where I becomes ı.
+    """Return a tuple of lower-case forms of a text for lookup.
 
-    For a text with SS, both forms follow again with ß for ss.
+    The first form is the usual one. The second is Turkish, where I becomes ı. If the text has SS, both forms follow
+    again with ß in place of ss.
     """
     forms = (text.replace("İ", "i").lower(), text.replace("İ", "i").replace("I", "ı").lower())
     return (*forms, *(form.replace("ss", "ß") for form in forms if "SS" in text))
@@ -122,7 +127,10 @@ class Term(msgspec.Struct, frozen=True):
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """A tuple of permitted translations: all targets, then lower-case targets with a capital first letter."""
+        """A tuple of the permitted translations: all targets, then capitalized forms.
+
+        A capitalized form is a lower-case target with a capital as its first letter.
+        """
         capitalized = [capitalize(target) for target in self.targets if target == target.lower()]
         return tuple(dict.fromkeys([*self.targets, *capitalized]))
 
@@ -131,7 +139,11 @@ class Term(msgspec.Struct, frozen=True):
 
 
 def _check_term(term: Term) -> None:
-    """Raise a `TransduceError` if an argument is no term, or a term whose translations are one text, not a tuple."""
+    """Check the type of a term and of its texts.
+
+    Raises:
+        TransduceError: the argument is no `Term`, its source is no text, or its translations are no tuple of texts.
+    """
     if not isinstance(term, Term):
         raise TransduceError(
             f"A glossary has terms, but one is {shown_value(term)}: write Term('source', ('translation',))."
@@ -144,7 +156,10 @@ def _check_term(term: Term) -> None:
 
 
 def _other_capitals(term: Term) -> Iterator[str]:
-    """Yield a term's lower-case translations that begin with i, with the capital of Turkish and with that of Dutch."""
+    """Yield Turkish and Dutch capitalized forms of a term's translations that begin with i.
+
+    Only translations in lower case have these forms.
+    """
     for target in term.targets:
         if target[:1] == "i" and target == target.lower():
             yield from (capitalize(target, "tr"), capitalize(target, "nl"))
@@ -204,7 +219,7 @@ class Glossary:
         return list({term.source: term for _, _, term in self.occurrences(normalize_for_comparison(text))}.values())
 
     def without(self, text: str, term: Term) -> str:
-        """Return a text without the occurrences of a term, normalized for comparison (NFC, single spaces)."""
+        """Normalize a text for comparison, and return it without the occurrences of a term."""
         text, rest, before = normalize_for_comparison(text), "", 0
         for start, end, match in self.occurrences(text):
             if match == term:
@@ -232,7 +247,10 @@ class Glossary:
         return term if length == len(text) else None
 
     def _term_at(self, text: str, start: int) -> tuple[Term | None, int]:
-        """Return the longest term at an index of a text and its length in the text, or (None, 1) without a term."""
+        """Return the longest term that starts at an index of a text, and its length in the text.
+
+        The result is (None, 1) if no term starts there.
+        """
         first = text[start].translate(_EQUAL)
         lengths = {length for each in (first, *_lower_forms(first)) for length in self._lengths.get(each, ())}
         for length in sorted(lengths, reverse=True):
@@ -296,10 +314,15 @@ def _read_terms(path: Path) -> Iterator[Term]:
 
 
 class TermTally:
-    """A running count of the glossary terms in source lines, and a list of the terms that translations lack."""
+    """A running comparison of source lines and translations: it counts glossary terms and lists the missing ones."""
 
     def __init__(self, glossary: Glossary, *, of_document: bool = False) -> None:
-        """Start a count of a glossary's terms at zero. With `of_document`, the report says "text" for "line"."""
+        """Start with no lines.
+
+        Args:
+            glossary: the glossary.
+            of_document: True if the report calls a line a text.
+        """
         self.glossary = glossary
         self.of_document = of_document
         self.terms = 0

@@ -64,9 +64,10 @@ _LETTERS_PER_CJK_CHARACTER = 3  # a Chinese character corresponds to about this 
 
 
 def main_script(line: str) -> str | None:
-    """Return the name of the script of most letters in a line, such as "Latin"; None with fewer than two letters.
+    """Return the name of the script of most letters in a line, such as "Latin".
 
-    A Chinese or Japanese character counts as three letters; letters of scripts that are not in `SCRIPTS` do not count.
+    A Chinese or Japanese character counts as three letters. Letters of scripts that are not in `SCRIPTS` do not count.
+    The result is None if fewer than two letters count.
     """
     if line.isascii():
         return "Latin" if len(_LETTER.findall(line)) >= _MIN_LETTERS else None
@@ -76,9 +77,10 @@ def main_script(line: str) -> str | None:
 
 
 def script_of(language: str) -> str:
-    """Return the name of the script that a language code such as zho_Hans states, or else the language's usual script.
+    """Return the name of the script in which a language code's texts are written.
 
-    The result is "Latin" if the script is unknown.
+    This is the script that the code states, as zho_Hans does, otherwise the usual script of the language. The result is
+    "Latin" if the script is unknown.
     """
     _, *subtags = re.split("[-_]", language.lower())
     named = (subtag for subtag in subtags if len(subtag) == 4)
@@ -93,8 +95,9 @@ _NAME_WEIGHT = 0.5  # weight of a word with a capital letter, which may be a nam
 def sentence_script(text: str) -> str | None:
     """Return the name of the script in which a text's sentences are written; None for a text without letters.
 
-    Letters are counted by script. A Chinese or Japanese character counts four times, as such texts often contain Latin
-    words. A Latin letter counts half in a word with capitals, which may be a name in a text of another script.
+    This is the script with the most letters, which are weighted. A Chinese or Japanese character counts four times,
+    because such texts often contain Latin words. A Latin letter counts half if its word has capitals: the word may be a
+    name in a text of another script.
     """
     counts: dict[str, float] = {name: len(pattern.findall(text)) for name, pattern in SCRIPTS.items()}
     counts["Han and kana"] *= _LETTERS_OUTWEIGHED
@@ -159,9 +162,9 @@ def valid_language(code: str) -> bool:
 
 
 def is_in_large_script(text: str) -> bool:
-    """Return whether most letters of a text are of a large script: Han, kana, Hangul, or one without spaces as Thai.
+    """Return whether most letters of a text are of a script with very many characters or without spaces.
 
-    A vocabulary cannot contain every character of such a script, so it leaves out the rarest.
+    Such scripts are Han, kana, Hangul and Thai, for example. A vocabulary leaves out their rarest characters.
     """
     large = len(_LARGE_SCRIPT.findall(text))
     return large > 0 and 2 * large > sum(map(str.isalpha, text))
@@ -177,10 +180,10 @@ _SENTENCE_PUNCTUATION = re.compile(r"[¿¡]|[.!?…](?!\w)")
 
 
 def is_sign(text: str) -> bool:
-    """Return whether a text is a sign that every language writes alike, such as `x`, `12` or `(B)`, and no word.
+    """Return whether a text is a sign that all languages write alike, such as `x`, `12` or `(B)`.
 
-    A sign has no letters. Or it has exactly one letter, of a script with upper and lower case, and no punctuation of a
-    sentence.
+    A text without letters is a sign. A text with exactly one letter is a sign if the letter's script has upper and
+    lower case, and if the text has no punctuation of a sentence.
     """
     letters = [character for character in text if character.isalpha()]
     if len(letters) != 1:
@@ -200,7 +203,7 @@ def is_word_character(character: str) -> bool:
 
 
 def unspaced_characters(text: str) -> list[str]:
-    """Return a list of those characters of a text, in order, whose script has no spaces or many characters (Hangul)."""
+    """Return a list of a text's characters whose script has no spaces or is Hangul, in order."""
     return _LARGE_SCRIPT.findall(text)
 
 
@@ -253,7 +256,10 @@ class LanguageProfiles(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return dict(sorted(probabilities.items(), key=lambda entry: (-entry[1], entry[0])))
 
     def _log_likelihood(self, language: str, runs: Mapping[str, int]) -> float:
-        """Return the natural log-probability in a language of n-grams with these counts, up to a common constant."""
+        """Return the natural log-probability of the n-grams of a text in a language.
+
+        A constant that is the same for all languages is left out. `runs` is a dict from n-grams to their counts.
+        """
         counts, total, unknown = self.runs[language], max(1, self.totals[language]), self.unknown_probability
         return sum(count * math.log(counts.get(run, 0) / total + unknown) for run, count in runs.items())
 
@@ -460,8 +466,8 @@ _ALIASES = {alias: code for code, aliases in _CODES_AND_ALIASES.items() for alia
 def canonical(code: str) -> str:
     """Return a user's language code in canonical spelling, even if the language is unknown.
 
-    Chinese codes get their script (zh and zh_CN become zh-Hans), old codes the current one (iw becomes he), and others
-    only case and hyphen (EN_us becomes en-US).
+    Chinese codes get their script: zh and zh_CN become zh-Hans. Old codes are replaced by current ones: iw becomes he.
+    In other codes, only case and hyphens change: EN_us becomes en-US.
     """
     parts = code.strip().replace("_", "-").lower().split("-")
     alias = _ALIASES.get("-".join(parts))
@@ -485,10 +491,11 @@ _OF_SCRIPT = {"CN", "SG"} | _TRADITIONAL  # regions that say how Chinese is writ
 
 @lru_cache(maxsize=4096)  # servers get codes from clients
 def _subtags(code: str) -> _Subtags:
-    """Return the subtags of a language code, normalized so that codes of the same language and script are equal.
+    """Return the normalized subtags of a language code.
 
-    Chinese gets a script (from its region, or Hans) and loses that region. The only script of a language is dropped, as
-    in eng_Latn, and so is the region XX of mBART's en_XX.
+    Codes of the same language and script become equal. For Chinese, a missing script follows from the region, or is
+    Hans; a region that only stands for a script is dropped. For other languages, the script is dropped if the language
+    has only that one, as in eng_Latn. The region XX, as in mBART's en_XX, is dropped.
     """
     language, *rest = canonical(code).split("-")
     language = base_code(_ALIASES.get(short_code(language), short_code(language)))
@@ -509,13 +516,16 @@ def is_same_language(one: str, other: str) -> bool:
 
 
 def _is_only_script(language: str, script: str) -> bool | None:
-    """Return whether a language is always written in a script (an ISO 15924 code); None if that is not known."""
+    """Return whether a language is always written in a script; None if that is not known.
+
+    `script` is an ISO 15924 code, such as "Latn".
+    """
     name, is_known = _BY_CODE.get(script.lower()), language in _BY_CODE or language in _LATIN
     return script_of(language) == name if is_known and language not in _UNCERTAIN and name is not None else None
 
 
 def _fits(requested: _Subtags, known: _Subtags) -> bool:
-    """Return whether two codes may mean the same language: one may lack a script or a region that the other has."""
+    """Return whether two codes may mean the same language, even if one of them lacks a script or region."""
     same_language = (requested.language, requested.others) == (known.language, known.others)
     if not same_language or (None not in (requested.region, known.region) and requested.region != known.region):
         return False
@@ -610,15 +620,15 @@ def sentence_separator(language: str | None) -> str:
 
 
 def detect_other_language(text: str, language: str) -> str | None:
-    """Return the apparent language or script of a text if it is clearly not in the expected language, else None.
+    """Return the apparent language or script of a text that is clearly not in the expected language.
 
     Args:
         text: a line of text.
-        language: the code of the expected language. The result is None if the code is unknown, or of a language with
-            several scripts.
+        language: the code of the expected language.
 
     Returns:
-        For example "English", "Cyrillic letters" or "another language".
+        For example "English", "Cyrillic letters" or "another language". None if the text may be in the expected
+            language, or if this language is unknown or has several scripts.
     """
     code = short_code(language)
     if code in _UNCERTAIN:
@@ -688,9 +698,9 @@ def _is_long_enough(script: str, letters: int, words: list[str]) -> bool:
 
 
 def _is_clear_script(text: str, script: str) -> bool:
-    """Return whether a short text has enough letters of a script to rule out languages written in other scripts.
+    """Return whether a short text clearly is in a script, so that languages of other scripts are ruled out.
 
-    Two letters are enough; in Latin, two words, one of them in lower case.
+    Two letters of the script are enough. In Latin, two words are needed, one of them in lower case.
     """
     if script != "Latin":
         return len(SCRIPTS[script].findall(text)) >= _MIN_LETTERS
@@ -714,10 +724,11 @@ def _kana(text: str) -> int:
 
 
 def _other_latin(words: list[str], expected: str) -> str | None:
-    """Return the code of another language than `expected` that words in Latin letters seem to be in, or None.
+    """Return the code of another language that words in Latin letters seem to be in, or None.
 
-    Frequent words of each language decide. None: the words may be in the expected language, or its frequent words are
-    unknown. Words that are frequent in both languages do not count, and repeated words count once.
+    The frequent words of each language decide. Words that are frequent in both languages do not count, and repeated
+    words count once. The result is None if the words may be in the expected language, or if the frequent words of that
+    language are unknown.
     """
     if expected and expected not in FREQUENT_WORDS:
         return None
@@ -730,9 +741,10 @@ def _other_latin(words: list[str], expected: str) -> str | None:
 
 
 def _other_profile(words: list[str], expected: str) -> str | None:
-    """Return the name of a language, or "another language", whose n-grams fit words far better than the expected one's.
+    """Return the name of another language that fits words far better than the expected language does.
 
-    The result is None if no language does, or without a profile of the expected language.
+    N-grams are compared. The result is "another language" if it is not clear which language fits. It is None if no
+    language fits far better, or if there is no profile of the expected language.
     """
     codes, logs_by_ngram = _common_log_probabilities()
     if expected not in codes:
@@ -753,16 +765,21 @@ def _other_profile(words: list[str], expected: str) -> str | None:
 
 
 def _frequent_words(words: set[str], language: str, expected: str) -> tuple[int, int]:
-    """Return two counts: of the words frequent in `language` but not in `expected`, and the other way around."""
+    """Count the words that are frequent in only one of two languages.
+
+    Returns:
+        The number of words frequent only in `language`, and the number of words frequent only in `expected`.
+    """
     found, expected_found = (words & FREQUENT_WORDS.get(code, frozenset()) for code in (language, expected))
     return len(found - expected_found), len(expected_found - found)
 
 
 @cache
 def _common_log_probabilities() -> tuple[list[str], dict[str, tuple[float, ...]]]:
-    """Return a list of the common profiles' languages, and a dict from n-grams to a tuple of log-probabilities in them.
+    """Return the codes of common languages, and log-probabilities of n-grams in these languages.
 
-    The log-probabilities are relative to that of an unknown n-gram, so that unknown n-grams add nothing to a sum.
+    The log-probabilities are a dict from n-gram to a tuple with a number for each code. A number is relative to the
+    log-probability of an unknown n-gram, so that unknown n-grams add nothing to a sum.
     """
     profiles = common_profiles()
     codes = list(profiles.runs)

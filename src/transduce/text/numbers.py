@@ -102,7 +102,10 @@ _UNIT = re.compile(
 
 
 class _Number(NamedTuple):
-    """A number, date or time in a text, or adjacent numbers that may form a single one, with the text around it."""
+    """A number, date or time in a text, with the text around it.
+
+    Adjacent numbers that may form a single number are one `_Number`.
+    """
 
     text: str
     """The number, date or time as the text writes it, with a word that multiplies it."""
@@ -126,7 +129,7 @@ class _Number(NamedTuple):
 
     @property
     def quantities(self) -> set[tuple[str, Decimal]]:
-        """A set of (kind, value): the possible amounts of a number with a metric unit, empty without such a unit.
+        """The possible amounts of a number with a metric unit, a set of (kind, value); empty without such a unit.
 
         The kinds are "length" in meters, "mass" in grams and "volume" in liters.
         """
@@ -136,17 +139,19 @@ class _Number(NamedTuple):
 
     @property
     def may_change(self) -> bool:
-        """True if a translation may change the digits: before a fraction or degree sign (2½, 20 °C) or after "halb".
+        """True if a right translation may have other digits.
 
-        In German, "halb 3" is half past 2.
+        This holds before a fraction or degree sign (2½, 20 °C) and after words such as the German "halb": "halb 3" is
+        half past 2.
         """
         return any((_FRACTION_OR_DEGREE.match(self.after), _HALF_HOUR.search(self.before)))
 
     @property
     def parts(self) -> list[str]:
-        """A list of the number's components, as digits, to look for one by one if a translation lacks the whole number.
+        """A list of the number's components, as digits.
 
-        For a time, these are only the minutes, because hours may be in 12-hour format.
+        They are looked for one by one if a translation lacks the whole number. A plain number is its only component.
+        For a time, these are only the minutes, because the translation's hours may be in 12-hour format.
         """
         if self.kind is None and self.values and ":" not in self.plain:
             return [self.plain]
@@ -179,7 +184,10 @@ class _Number(NamedTuple):
         return self.kind == other.kind and re.findall(r"\d+", self.plain) == re.findall(r"\d+", other.plain)
 
     def _is_same_hour(self, other: "_Number") -> bool:
-        """Return whether this plain number is an hour, as in 22 Uhr, that another number writes as 10:00 or 10 p.m."""
+        """Return whether this number is an hour that another number writes differently.
+
+        Examples are 22 Uhr and 10:00, or 22 Uhr and 10 p.m.
+        """
         if (
             not self.plain.isdecimal()
             or self.value > _HOURS
@@ -209,14 +217,14 @@ class _Number(NamedTuple):
 
     @property
     def value(self) -> Decimal:
-        """The smallest possible value of the number as a Decimal; -1 if it has none, as a date."""
+        """The smallest possible value of the number as a Decimal; -1 for a date or list, which has no value."""
         return min(self.values, default=Decimal(-1))
 
     def may_become(self, other: "_Number") -> bool:
-        """Return whether another plain number with other digits may be a right translation of this number.
+        """Return whether another plain number may be a right translation of this one, despite other digits.
 
-        The numbers may be the same time on a 24-hour and a 12-hour clock (14, 2), or one is the other with decimals (2,
-        2.5), or they are the same in another unit (2 km, 2000 m).
+        The numbers may be hours on a 24-hour and a 12-hour clock (14, 2), or the same amount in different units (2 km,
+        2000 m). Or one number may be the other with decimals (2, 2.5).
         """
         if not self.quantities.isdisjoint(other.quantities):
             return True
@@ -228,7 +236,8 @@ class _Number(NamedTuple):
 def _values(plain: str, kind: str | None) -> set[Decimal]:
     """Return a set of the values (Decimal) that a number in ASCII digits may have.
 
-    The set has two if it is not clear what the number's only sign means, and none for a date or a list.
+    There are two values if the number's only sign may be a decimal point or separate groups, as in 1.234. A date or a
+    list has no value.
     """
     parts = re.split(r"\D", plain.rstrip("."))
     signs = re.sub(r"\d", "", plain.rstrip("."))
@@ -289,7 +298,9 @@ def _numbers(text: str) -> list[_Number]:
 
 
 def _is_rest(former: _Number, between: str, values: set[Decimal]) -> bool:
-    """Return whether a number continues the Korean number before it, as 5천 and 5000 do in 2만 5천 and 2만 5000.
+    """Return whether a number continues the Korean number before it.
+
+    Examples are 5천 in 2만 5천 and 5000 in 2만 5000.
 
     Args:
         former: the number before it.
@@ -384,9 +395,9 @@ _WORD_OR_SIGN = re.compile(r"[^\W\d_]+|[^\w\s-]+")
 
 @cache
 def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
-    """Return a dict from number words to numbers, a pattern of compound number words, and a pattern of a single one.
+    """Return a dict from number words to numbers, and two patterns of number words.
 
-    The dict and both patterns are built once.
+    The first pattern matches a compound of number words, the second matches one word of it. The results are built once.
     """
     lines = (line.partition("=") for line in _WORDS.split("\n") if line)
     numbers = {word: int(number) for number, _, words in lines for word in words.split()}
@@ -395,7 +406,7 @@ def _number_words() -> tuple[dict[str, int], re.Pattern[str], re.Pattern[str]]:
 
 
 def _sum(numbers: Sequence[int]) -> int:
-    """Return the number that the values of consecutive number words mean: 205,000 for 2, 100, 5, 1000."""
+    """Combine the values of consecutive number words into one number: 2, 100, 5, 1000 to 205,000."""
     total = group = 0
     for number in numbers:
         if number >= 1000:
@@ -406,7 +417,7 @@ def _sum(numbers: Sequence[int]) -> int:
 
 
 def _sum_han(numbers: Sequence[int]) -> int:
-    """Return the number that the values of consecutive Chinese numerals mean: 35,000 for 3, 10000, 5, 1000."""
+    """Combine the values of consecutive Chinese numerals into one number: 3, 10000, 5, 1000 to 35,000."""
     total = group = digit = 0
     for number in numbers:
         if number < 10:
@@ -461,7 +472,12 @@ def _han_values(match: re.Match[str]) -> set[Decimal]:
 
 
 def _discounts(values: Iterable[Decimal]) -> set[Decimal]:
-    """Return a set of the percentages that stay and that are taken off, by the number before 折: 70 and 30 for 7."""
+    """Return the percentages that a Chinese discount may be translated by.
+
+    The number before 折 is the part of the price that stays: 7折 is 70 % of the price, or 30 % off.
+
+    The result is a set of both percentages for each number.
+    """
     kept = {value * 10 if value < 10 else value for value in values if value < 100}
     return kept | {100 - value for value in kept}
 
@@ -503,15 +519,14 @@ def _signed_months(text: str) -> set[int]:
 
 
 def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> list[str]:
-    """Return a list of the numbers of a source that its translation lacks, as texts as the source writes them.
+    """Return a list of the numbers of a source that its translation lacks, as the source writes them.
 
     Values are compared, whatever the notation: 1.234,50 and 1,234.50, 3万 and 30,000, 40 and forty. If a sign is
-    ambiguous, as in 1.234, it is enough that the translation has one of the possible values. Metric units are
-    converted: 1.80 m is 180 cm. Dates and times may be written in another notation. A negative number is lacking if its
-    translation has lost the minus.
+    ambiguous, as in 1.234, one of the possible values is enough. Metric units are converted: 1.80 m is 180 cm. Dates
+    and times may be written in another notation. A negative number is lacking if its translation has lost the minus.
 
     Numbers up to twenty are often written as words. Such a number is listed only if no other number is lacking and the
-    translation has another number in digits instead; with `changed_small` false, not even then.
+    translation has another number in digits instead. With `changed_small` false, it is never listed.
     """
     numbers = _numbers(source)
     if not numbers:
@@ -533,9 +548,9 @@ def missing_numbers(source: str, target: str, *, changed_small: bool = True) -> 
 
 
 def is_date_or_clock(number: str) -> bool:
-    """Return whether a number, passed as text, is a date or a time, or has a word that multiplies it, as 3万 has.
+    """Return whether a translation may write a number with other digits.
 
-    A translation may write such a number in another way, so that other digits are no error.
+    This holds for a date, a time, or a number with a word that multiplies it, such as 3万. `number` is a text.
     """
     return any(each.kind in ("date", "day") or each.is_sure_clock or each.is_scaled for each in _numbers(number))
 
@@ -562,13 +577,18 @@ class _Found:
         self._words: set[Decimal] | None = None
 
     def same(self, number: _Number) -> list[_Number]:
-        """Return a list of the translation's numbers, with repetitions, that are the same as a source number."""
+        """Return a list of the translation's numbers that are the same as a source number.
+
+        A number may be repeated in the list.
+        """
         return [other for key in number.lookup_keys() for other in self._by_key.get(key, ()) if number.is_same(other)]
 
     def missing_parts(self, number: _Number) -> list[str]:
-        """Return a list of texts that the translation lacks of a source number: components, or the whole number.
+        """Return what a translation lacks of a source number, a list of texts.
 
-        The list is empty if the translation has the number, and for small numbers, which may be written as words.
+        The list is empty if the translation has the number, or if the number is small and may be written as a word.
+        Otherwise, it contains the whole number. For groups of digits that the translation has as separate numbers, it
+        contains only the groups that are missing.
         """
         if number.is_small or self.same(number) or not number.values.isdisjoint(self._in_words()):
             return []
@@ -610,9 +630,9 @@ class _Found:
         )
 
     def _has_fraction(self, number: _Number) -> bool:
-        """Return whether a source number ends with a half or quarter that the translation has in words.
+        """Return whether the translation has a word for the half or quarter at the end of a source number.
 
-        For a time, these are the minutes 15, 30 and 45.
+        In a time, 30 minutes are a half, and 15 or 45 minutes are a quarter.
         """
         end = number.parts[-1] if number.kind == "clock" else number.plain[-2:]
         if number.kind == "clock":
@@ -624,13 +644,19 @@ class _Found:
         )
 
     def _has_decade(self, number: _Number) -> bool:
-        """Return whether a source number is a decade, as the 1960s, that the translation writes as the 60s."""
+        """Return whether a source number is a decade that the translation writes in two digits.
+
+        For example, the 1960s may become the 60s.
+        """
         decade = number.plain[-2:]
         is_decade = _DECADE.match(number.after) is not None and len(number.plain) == 4 and decade[-1] == "0"
         return is_decade and (decade in self._plain or Decimal(decade) in self._in_words())
 
     def _has_day(self, day: str, month: str) -> bool:
-        """Return whether the translation has a day of a month (without year) and names no other month or day."""
+        """Return whether the translation has a day and month, and names no other day or month.
+
+        If it names no month, the day is enough.
+        """
         months = _months(self._text)
         if not months or self._days & {int(month)}:
             return self._has(day)
@@ -639,7 +665,10 @@ class _Found:
         return int(month) in months and has_day
 
     def _has_date(self, date: _Number) -> bool:
-        """Return whether the translation seems to have a source's date: its year, and no other day or month."""
+        """Return whether the translation seems to have a source's date in several numbers or words.
+
+        It must have the date's numbers and no other day or month. A translation with a date in digits does not count.
+        """
         if self._has_dates or not all(map(self._has, date.parts)):
             return False
         days, year = _day_and_year(date.parts)
@@ -656,10 +685,10 @@ class _Found:
 def _changed_months(
     source: str, numbers: Sequence[_Number], target: str, target_numbers: Sequence[_Number]
 ) -> Iterator[str]:
-    """Yield the name of the source's month if all dates in digits of the translation have another month.
+    """Yield the name of the source's month if the translation's dates in digits have other months.
 
-    Nothing is yielded if the source has several months or a date in digits, if a year of the translation is not in the
-    source, or if the translation has a month's name.
+    Nothing is yielded in these cases: the source has several months or a date in digits, a year of the translation is
+    not in the source, or the translation names a month.
     """
     dates = [_day_and_year(other.parts) for other in target_numbers if other.kind == "date"]
     years = {number.plain for number in numbers if len(number.plain) == 4}
@@ -672,11 +701,11 @@ def _changed_months(
 
 
 def _changed_small_numbers(source: Sequence[_Number], target: Sequence[_Number]) -> list[str]:
-    """Return a list of a source's numbers up to twenty that its translation replaces by others, as texts.
+    """Return a list of the source's numbers up to twenty that the translation replaces by others.
 
-    The list is empty if the translation has more or fewer numbers, or if a number of either text is not plain: a date
-    or time may have other digits. A number that may have become one of the other numbers by a change of notation or
-    unit is left out.
+    A number is listed as its text. It is left out if one of the other numbers may be a right translation of it. The
+    list is empty if the two texts differ in their count of numbers, or if one of them has a date, a time or a number
+    with a multiplying word.
     """
     if len(source) != len(target) or any(each.kind is not None or each.is_scaled for each in (*source, *target)):
         return []

@@ -52,7 +52,7 @@ _INLINE_CODES = ("bpt", "ept", "it", "ph", "ut")  # TMX: the content of these el
 
 
 class Columns(NamedTuple):
-    """The columns, keys or languages of a table that hold source and target texts, weights and document names."""
+    """The columns of a table that hold texts, weights and document names; for TMX, the languages."""
 
     names: tuple[str, str] | None = None
     """The columns of source and target, a pair; None: found among the languages' codes and usual names such as
@@ -70,10 +70,14 @@ class Columns(NamedTuple):
     """The name of the column that names the document of each pair; None: documents have no names."""
 
     def check_more(self, names: Sequence[str], where: str) -> None:
-        """Check that the weight and document columns that are set are among a table's column names; return nothing.
+        """Check that a table has the weight and document columns that are set.
+
+        Args:
+            names: the names of the table's columns.
+            where: the name of the file or argument, for messages.
 
         Raises:
-            TransduceError: the table lacks one of the columns; the message begins with `where`.
+            TransduceError: the table lacks one of the columns.
         """
         for name, option in ((self.weight, "weight"), (self.document, "document")):
             if name is not None and name not in names:
@@ -109,9 +113,9 @@ class PairRow(NamedTuple):
 
 
 def table_format(path: str, format: Format = "auto", *, has_columns: bool = False) -> TableFormat | None:
-    """Return the format of a file of pairs that must be converted to JSON lines, as text such as "csv", or None.
+    """Return the format of a file of pairs that must be converted to JSON lines.
 
-    None means that the file is read directly.
+    The result is a text such as "csv". It is None if the file is read directly.
 
     Args:
         path: the file, or a folder of a dataset.
@@ -220,12 +224,11 @@ def _pairs_of_rows(batches: Iterable[Iterable[Any]], columns: Columns, where: st
 def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[str, str]:
     """Return the names of a table's source and target columns, a pair.
 
-    The columns are those that are set, or else the first that exist of: columns named by the languages' codes, by usual
-    names, by the languages' names, and the only two columns.
+    These are the columns that are set. If none are set, the first rule that fits decides: columns named by the
+    languages' codes; columns with usual names; columns named by the languages' names; the only two columns.
 
     Raises:
-        TransduceError: the specified columns do not exist or are the same, or none are specified and none of the known
-            names fit.
+        TransduceError: the columns that are set do not exist or are the same; or none are set, and no rule fits.
     """
     if columns.names is not None:
         missing = [name for name in columns.names if name not in names]
@@ -258,12 +261,13 @@ def find_columns(names: Sequence[str], columns: Columns, where: str) -> tuple[st
 
 
 def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: str) -> tuple[int, int] | None:
-    """Return the indices, from 0, of two columns that are chosen by their numbers, from 1; None if chosen otherwise.
+    """Return the indices of a table's source and target columns, if the user chose them by number.
 
-    Column names that are numbers count as names.
+    The user counts columns from 1, and the indices count from 0. The result is None if the columns are not chosen by
+    number. Numbers that are names of columns count as names.
 
     Raises:
-        TransduceError: the table has fewer columns.
+        TransduceError: the table has no column with such a number.
     """
     if chosen is None or not all(name.isdecimal() for name in chosen) or set(chosen) <= set(names):
         return None
@@ -277,12 +281,13 @@ def column_numbers(chosen: tuple[str, str] | None, names: Sequence[str], where: 
 
 
 def names_languages(path: str, ignored: Sequence[str]) -> bool:
-    """Return whether the first object of a file of JSON lines has two keys, besides ignored ones, that name languages.
+    """Return whether the keys of the first JSON object in a file are two languages.
 
-    If the object has an object `translation`, the keys of that count instead. The result is False for an empty file.
+    Keys in `ignored` do not count. If the object has an object `translation`, the keys of `translation` are examined
+    instead. The result is False for an empty file.
 
     Raises:
-        TransduceError: the file cannot be read, or its first line is no JSON object.
+        TransduceError: the file cannot be read, or its first line that is not blank is no JSON object.
     """
     first = next(((number, line) for number, line in enumerate(read_lines(path), 1) if line.strip()), None)
     if first is None:
@@ -296,7 +301,8 @@ def names_languages(path: str, ignored: Sequence[str]) -> bool:
 def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
     """Return the pair of language codes that two column names stand for, or None.
 
-    None is returned for names such as src and tgt, names of no language, and two names of the same language.
+    The result is None for usual names such as src and tgt, for names that are no languages, and for two names of one
+    language.
     """
     codes = [name if column_language(name) == name.casefold() else column_language(name) for name in names]
     is_usual = any(name.casefold() in usual for name in names for usual in USUAL_COLUMNS)
@@ -309,7 +315,10 @@ def languages_of(names: tuple[str, str]) -> tuple[str, str] | None:
 
 
 class ConversionOrigin(msgspec.Struct, frozen=True):
-    """The table, stream or Python object from which a file of JSON lines was converted, for locations in messages."""
+    """The original of a converted file of JSON lines: a table, a stream or a Python object.
+
+    Messages name places in the original.
+    """
 
     name: str
     """The name of the original file or argument."""
@@ -318,13 +327,14 @@ class ConversionOrigin(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> bytes:
-        """The first line (JSON bytes) of the file that records an origin: its name and unit."""
+        """The first line of the file that records an origin: its name and unit, as JSON bytes."""
         return msgspec.json.encode(self) + b"\n"
 
     def write(self, file: BinaryIO, pairs: Iterable[PairRow]) -> Iterator[PairRow]:
-        """Yield sentence pairs unchanged, and write this origin and the pairs' original numbers to a binary file.
+        """Yield sentence pairs unchanged, and write this origin to a binary file on the way.
 
-        The file lies beside the JSON lines with the pairs. Numbers are 8 bytes each, and omitted for rows.
+        The file lies beside the JSON lines with the pairs. It also receives the number of each pair in the original, in
+        8 bytes. Rows need no numbers.
         """
         file.write(self.header)
         for pair in pairs:
@@ -342,13 +352,16 @@ def origin_path(path: str | Path) -> Path:
 
 
 def origin_of(path: str, line: int) -> tuple[ConversionOrigin, int]:
-    """Return the `ConversionOrigin` of a file and the number in the original of one of its lines.
+    """Return the original of a file, and the number of one of its lines in the original.
 
-    A file that was not converted is its own origin, with the line's own number.
+    A file that was not converted is its own original.
 
     Args:
         path: a file of texts or pairs.
         line: number of the line, from 1.
+
+    Returns:
+        A `ConversionOrigin` and the number, from 1.
     """
     try:
         with origin_path(path).open("rb") as file:
@@ -475,7 +488,10 @@ def _read_arrow(path: str) -> Iterator[list[Any]]:
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
-    """Return the names of classes by column, which `datasets` stores in a table's metadata; empty if there are none."""
+    """Return a dict from column to the names of its classes.
+
+    The library `datasets` stores the names in the metadata of a table. The dict is empty without such names.
+    """
     try:
         stored = msgspec.json.decode((metadata or {}).get(b"huggingface", b"{}"))
         features = stored["info"]["features"]
@@ -515,10 +531,10 @@ def _read_datasets(path: str) -> Iterator[list[Any]]:
 
 
 def _read_tmx(path: str, columns: Columns) -> Iterator[PairRow]:
-    """Yield a `PairRow` for each TMX translation unit with both languages, of several texts in one language the first.
+    """Yield a `PairRow` for each TMX translation unit that has both languages.
 
-    If no languages are set, the two languages of the first unit are used. A warning reports how many units are left out
-    because they lack a language.
+    If no languages are set, the two languages of the first unit are used. If a unit has several texts in one language,
+    the first is used. A warning reports how many units lack a language and are left out.
 
     Raises:
         TransduceError: the file is not valid XML, or no unit has both languages.
@@ -593,10 +609,10 @@ def _guess_languages(found: list[str], header_language: str | None, path: str) -
 
 
 def _of_language(texts: Mapping[str, str], language: str) -> str | None:
-    """Return the text of a language from a dict of texts by language code, or None if no code is of this language.
+    """Return the text of a language from a dict of texts by language code; None if there is none.
 
-    If the exact code is missing, the text is that of a code of the same script and region (zh-CN for zh), or else the
-    first of the language in any region (de-DE for de).
+    The exact code is preferred. Next comes a code of the same script and region (zh-CN for zh), and then the first code
+    of the language (de-DE for de).
     """
     code = language.casefold().replace("_", "-")
     codes = [each for each in texts if short_code(each) == short_code(language)]

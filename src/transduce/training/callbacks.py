@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from typing_extensions import deprecated
 
 from transduce.deprecation import warn_renamed
 from transduce.errors import TransduceError, explain_wrong_types, import_extra
@@ -67,9 +68,19 @@ class Callback:
 
     def on_estimate(self, event: "RunEstimate") -> None:
         """Receive the estimate of a run after its first steps, or of a dry run, which calls no other method."""
-        if (old_method := getattr(self, "on_forecast", None)) is not None:
+        if self._has_old_method():
             warn_renamed("on_forecast", "on_estimate")
-            old_method(event)
+            self.on_forecast(event)
+
+    @deprecated("`on_forecast` is now `on_estimate`; the old name works until version 0.3.")
+    def on_forecast(self, event: "RunEstimate") -> None:
+        """Call `on_estimate`, under its old name; a subclass that still has the old method gets the estimate by it."""
+        if not self._has_old_method():
+            self.on_estimate(event)
+
+    def _has_old_method(self) -> bool:
+        """Return whether the user's code replaces `on_forecast`, in a subclass or in this callback."""
+        return getattr(self.on_forecast, "__func__", None) is not Callback.on_forecast
 
     def on_report(self, event: TrainEvent) -> bool | None:
         """Receive a report on the last steps, every `training.report_every` steps; return True to stop the run."""

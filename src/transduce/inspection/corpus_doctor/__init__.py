@@ -132,9 +132,9 @@ def _unrelated_files(lines: int) -> Finding:
 
 
 def _lag_before(lines: LineRange, ranges: Sequence[LineRange]) -> int:
-    """Return the shift of line numbers of the last range of lines before `lines` that has one; 0 if none has.
+    """Return the line shift of the last range before `lines` that has a shift; 0 if there is none.
 
-    The translations of a range of lines are shifted equally, so that a report tells how shifts change.
+    The translations of all lines of a range are shifted by the same number of lines.
     """
     lags = [earlier.lag for earlier in ranges if earlier.first_line < lines.first_line and earlier.lag is not None]
     return lags[-1] if lags else 0

@@ -125,12 +125,13 @@ _MAX_NATS = 5.0  # of one feature
 
 
 class Evidence:
-    """A scorer of whether two lines are translations of each other, in nats, learned from the corpus itself."""
+    """A scorer of line pairs, learned from the corpus: how likely two lines are translations of each other, in nats."""
 
     def __init__(self, source: SideFeatures, target: SideFeatures, lags: Indices) -> None:
-        """Learn which words and lengths correspond, from the pairs of source line i and target line i + lags[i].
+        """Learn which words and lengths correspond, from line pairs of the corpus.
 
-        `lags` is (source lines,); pairs beyond the ends of the target are left out.
+        Source line i is paired with target line i + lags[i]; a pair is left out if there is no such target line. `lags`
+        is (source lines,).
         """
         self._source, self._target = source, target
         sources = np.arange(len(source.length))
@@ -204,8 +205,8 @@ class Evidence:
     def _word_scores(self, sources: Indices, targets: Indices) -> tuple[Floats, NDArray[np.bool_]]:
         """Return the mean association of words with their best partners, and whether both lines have words.
 
-        Both results are (pairs,). Without words in a line the mean is 0. Associations are from the half of the corpus
-        that a pair is not in.
+        Both arrays are (pairs,). The mean is 0 if a line has no words. Word associations are learned from one half of
+        the corpus, and are used for pairs of the other half.
         """
         rows, columns = self._source.words[sources], self._target.words[targets]  # (M, W)
         fold = (sources // _FOLD_LINES) % 2
@@ -219,10 +220,10 @@ class Evidence:
         return (total / np.maximum(1, counts)).astype(np.float32), have_words
 
     def _learn_words(self, sources: Indices, targets: Indices, fold: int) -> Floats:
-        """Return the association of each word pair, (source words, target words), in half `fold` (0 or 1) of the lines.
+        """Return the association of each word pair in one half of the line pairs, (source words, target words).
 
-        The association is log(1 + n / e): n is the number of joint occurrences, less one, and e the number expected by
-        chance, plus 0.5. Row and column 0, which pad lines, are 0.
+        The association is log(1 + n / e). Here n is the number of joint occurrences, less one, and e is the number
+        expected by chance, plus 0.5. `fold` (0 or 1) selects the half. Row 0 and column 0, for padding, are 0.
         """
         in_fold = (sources // _FOLD_LINES) % 2 == fold
         left, right = self._source.words[sources[in_fold]], self._target.words[targets[in_fold]]  # (M, W)

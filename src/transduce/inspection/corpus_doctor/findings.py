@@ -127,7 +127,10 @@ def _windows_files(text: CorpusText) -> Finding:
 
 
 def _quoted_side(text: CorpusText) -> Finding:
-    """Return a finding about a side with nearly all lines in double quotes, while nearly none of the other's are."""
+    """Return a finding about a side with nearly all lines in double quotes.
+
+    The finding affects no line if the other side has many such lines, too.
+    """
     numbers = [[n for n, line in enumerate(side.lines) if _QUOTED.fullmatch(line)] for side in text.sides]
     shares = [len(quoted) / len(side.lines) for quoted, side in zip(numbers, text.sides, strict=True)]
     source, target = (
@@ -150,10 +153,10 @@ def _punctuation(text: CorpusText) -> Finding:
 
 
 def _odd_punctuation(lines: list[str]) -> tuple[list[int], bool]:
-    """Return the indices of lines with the rarer width of punctuation, and whether that is full width.
+    """Return the indices of lines with the rarer width of punctuation marks, and whether this width is full width.
 
-    Half width means ASCII marks after Chinese characters. On a side where under half of the lines have Chinese
-    characters, full width is taken as the rarer in any case.
+    Half-width marks are ASCII marks after Chinese characters. If less than half of the lines have Chinese characters,
+    full width is always returned.
     """
     wide = [(number, line) for number, line in enumerate(lines) if not line.isascii()]
     full = [number for number, line in wide if _FULL_WIDTH_MARK.search(line)]
@@ -332,9 +335,10 @@ def _unequal_lengths(
 
 
 def _unknown_tokens(text: CorpusText, sides: Sequence[_TokenCounts], *, is_trained_here: bool) -> Finding:
-    """Return a finding about byte and unknown tokens; never a problem if the tokenizer was trained on this corpus.
+    """Return a finding about byte and unknown tokens.
 
-    `sides` has the counts of source and target.
+    If the tokenizer was trained on this corpus, the finding is never a problem. `sides` has the token counts of source
+    and target.
     """
     source = "a vocabulary trained on the corpus" if is_trained_here else "the model's vocabulary"
     tokens, odd = sum(sum(side.counts) for side in sides), sum(sum(side.odd) for side in sides)
@@ -387,7 +391,9 @@ _CHINESE_SHARE = 0.2  # least share of lines with such a character on a Chinese 
 
 
 def chinese_finding(text: CorpusText) -> Finding:
-    """Return a finding about lines that mix simplified and traditional Chinese, or are in the rarer one of their side.
+    """Return a finding about sides that have both simplified and traditional Chinese.
+
+    A line is affected if it mixes both forms, or is in the form that is rarer on its side.
 
     Japanese sides, whose lines mix both forms, and sides with few Chinese lines are left out.
     """
@@ -422,7 +428,10 @@ _MIN_WORDS = 4
 
 
 def language_findings(text: CorpusText) -> list[Finding]:
-    """Return a list of findings about lines in a wrong script or, if both sides share one, in the other's language."""
+    """Return a list of findings: lines in a wrong script, and lines in the language of the other side.
+
+    If the sides share no script, the list has only the first finding.
+    """
     scripts = [[main_script(line) for line in side.lines] for side in text.sides]
     misplaced = _misplaced_lines(text, scripts)
     own_scripts = list(map(_own_scripts, scripts, misplaced))
@@ -445,11 +454,13 @@ def language_findings(text: CorpusText) -> list[Finding]:
 def _misplaced_lines(text: CorpusText, scripts: Sequence[Sequence[str | None]]) -> tuple[set[int], set[int]]:
     """Return the indices of lines in the other side's main script, a set for the source and a set for the target.
 
-    `scripts` has, for each side, each line's main script.
+    A line is misplaced if the same-numbered line of the other side is in the main script of the line's own side
+    (swapped) or has the same text (copied). Misplaced lines do not show that a script belongs to their side. If both
+    sides have the same main script, the sets are empty.
 
-    A line counts if its counterpart is in the script of the line's own side (swapped sides) or equals the line
-    (copied). Such a line does not show that a script belongs to its side. The sets are empty if both sides have the
-    same main script.
+    Args:
+        text: the corpus.
+        scripts: the main script of each line, for both sides.
     """
     misplaced: tuple[set[int], set[int]] = (set(), set())
     main_scripts = [next((name for name, _ in Counter(filter(None, side)).most_common(1)), None) for side in scripts]

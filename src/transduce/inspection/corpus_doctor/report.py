@@ -78,7 +78,11 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_seconds: float
 
     def finding(self, name: str) -> Finding:
-        """Return the finding of the check with this name; StopIteration if the report has none."""
+        """Return the finding of the check with this name.
+
+        Raises:
+            StopIteration: the report has no such finding.
+        """
         return next(finding for finding in self.findings if finding.name == name)
 
     def __str__(self) -> str:
@@ -105,7 +109,8 @@ def shortened(text: str) -> str:
 def severity_of(count: int, total: int, problem_share: float) -> Severity:
     """Return the severity of a finding that affects `count` of `total` lines.
 
-    `fine` if no line is affected, `problem` from the share `problem_share` on, and `look` for a smaller share.
+    It is `fine` if no line is affected. It is `problem` if the share of affected lines is at least `problem_share`, and
+    `look` otherwise.
     """
     if not count:
         return "fine"
@@ -175,10 +180,12 @@ class Side:
 
 
 def read_side(name: Literal["source", "target"], paths: Sequence[str]) -> Side:
-    """Return the lines of all files of one side of a corpus, joined, with undecodable lines kept.
+    """Return the lines of all files of one side of a corpus as one `Side`.
+
+    Bytes that are not UTF-8 are kept if only few lines of a file have some.
 
     Raises:
-        TransduceError: a file is missing, empty, or not in UTF-8.
+        TransduceError: a file is missing, empty, or cannot be read as UTF-8.
     """
     notes, files = LineNotes(), []
     for path in paths:
@@ -220,16 +227,18 @@ def read_corpus(
     languages: tuple[str, str] | None = None,
     columns: tuple[str, str] | None = None,
 ) -> CorpusText:
-    """Return both sides of a corpus, as a `CorpusText`, from parallel files or files of pairs, as training reads them.
+    """Read both sides of a corpus, from parallel files or from files of pairs, and return a `CorpusText`.
 
     Args:
-        source: files of the source side, or of pairs; `-` is standard input.
+        source: files of the source side, or files of pairs; `-` instead of a file of pairs is standard input.
         target: files of the target side; empty for files of pairs.
-        languages: the languages of source and target, if columns or fields are named after them.
-        columns: the names or numbers of the columns of source and target, if they are set.
+        languages: the languages of source and target, after which columns or fields may be named; None: unknown.
+        columns: the names or numbers of the columns with source and target in files of pairs; None: found by name or
+            order.
 
     Raises:
-        TransduceError: a file is missing, empty, not in UTF-8, or lacks pairs.
+        TransduceError: a file is missing, empty, or cannot be read; files of pairs have no pairs, or columns do not
+            fit; or a package that a format needs is missing.
     """
     if target:
         return CorpusText(read_side("source", source), read_side("target", target))
@@ -280,11 +289,11 @@ def count_finding(
     Args:
         name: name of the finding.
         count: number of affected lines, pairs or tokens.
-        total: number of all of them.
-        message: used if anything is affected.
+        total: number of all lines, pairs or tokens.
+        message: used if `count` is not 0.
         problem_share: the share from which the finding is a problem; more than 1: never.
-        examples: affected lines, each a pair (side, index), of which the first ones are shown.
-        if_none: the message if nothing is affected.
+        examples: affected lines, as pairs of a side and a line index; the first ones are shown.
+        if_none: the message if `count` is 0.
     """
     return Finding(
         name=name,

@@ -82,9 +82,10 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
         return [check.name for check in self.checks if check.passed is False]
 
     def causes(self) -> list[str]:
-        """Return a list of names of what to repair first: known mistakes and failed checks that cause the failures.
+        """Return a list of what to repair first, as names of mistakes and checks.
 
-        A failed check that follows from another, or from a mistake, is left out.
+        The list has the known mistakes that explain a failed check, and the failed checks that do not follow from
+        another failure.
         """
         behind = [mistake.name for mistake in self.mistakes if set(mistake.explains) & set(self.failed())]
         return [*behind, *(check.name for check in self.checks if check.passed is False and not check.follows_from)]
@@ -164,10 +165,10 @@ def examine(subject: Subject, checks: Iterable[Check] = CHECKS) -> DoctorReport:
 
 
 def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set[str]) -> set[str]:
-    """Return the set of failed checks' names that would also fail without dropout, so that dropout is not their cause.
+    """Return the set of names of failed checks that also fail without dropout.
 
-    The set is empty if evaluation is not random (the check `repeatability` passed), if logits are not finite, or if
-    something else than dropout is random.
+    Dropout is not the cause of these failures. The set is empty if evaluation is not random (the check `repeatability`
+    passed), if logits are not finite, or if something other than dropout is random.
     """
     if "repeatability" not in failed or "finite logits" in failed:
         return set()
@@ -178,10 +179,10 @@ def _fail_without_dropout(subject: Subject, checks: Iterable[Check], failed: set
 
 
 def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes of a model that explain a failed check, or that explain no check at all.
+    """Return a tuple of the known mistakes of a model that explain a failed check, or that explain no check at all.
 
     The tuple is empty if the subject's `look_for_mistakes` is False, or if the model raises an error. Logits of NaN
-    look like many mistakes, so a mistake that explains only failures due to NaN is left out.
+    look like many mistakes. A mistake that explains only failures due to NaN is therefore left out.
     """
     if not subject.look_for_mistakes:
         return ()
@@ -195,9 +196,13 @@ def _known_mistakes(subject: Subject, failed: set[str]) -> tuple[KnownMistake, .
 
 
 def _cause_of(name: str, failed: set[str], independent: set[str], mistakes: Iterable[KnownMistake]) -> str:
-    """Return the name of the known mistake or failed check that probably causes the failure of check `name`; or "".
+    """Return the name of the known mistake or failed check that probably causes a check's failure; "" if none does.
 
-    `failed` and `independent` are names of failed checks, the latter of those that do not follow from dropout.
+    Args:
+        name: the check that failed.
+        failed: names of failed checks.
+        independent: names of failed checks that also fail without dropout.
+        mistakes: the model's known mistakes.
     """
     if "finite logits" in failed and name in _FOLLOWERS["finite logits"]:
         return "finite logits"

@@ -79,12 +79,13 @@ def _random_batch(subject: Subject) -> tuple[RandomTokens, Tensor, Tensor]:
 
 
 def _check_finite_logits(subject: Subject) -> Measurement:
-    """Measure which share of logits, for sentences without padding, is NaN or infinite, also on PyTorch's fast path.
+    """Measure the share of logits that are NaN or infinite, for sentences without padding.
 
-    The `Measurement` that is returned holds if the share is 0.
+    If the share is 0 on PyTorch's ordinary path of attention, its fast path is measured as well. The `Measurement`
+    holds if the share is 0.
 
     Raises:
-        FastPathError: PyTorch's fast path of attention raised an error, but its ordinary path did not.
+        FastPathError: the fast path raised an error, but the ordinary path did not.
     """
     _, source, target = _random_batch(subject)
     enabled = torch.backends.mha.get_fastpath_enabled()
@@ -342,9 +343,9 @@ def _check_residual(subject: Subject) -> Measurement | None:
 def _residual_deviation(layer: ResidualLayer, like: Tensor) -> float:
     """Return the largest deviation of a layer from its residual stream when its sub-layers return zeros.
 
-    A pre-norm layer must return its input. A post-norm layer must return the normalized input: doubling the input
-    changes nothing, while a different input changes the output (else infinity). `like` has the input's dtype and
-    device.
+    A pre-norm layer must return its input. A post-norm layer must return its normalized input, so that doubling the
+    input changes nothing. If the output of a post-norm layer does not depend on the input at all, the result is
+    infinity. `like` has the input's dtype and device.
     """
     generator = torch.Generator().manual_seed(1)
     x, other = (3.0 * torch.randn(2, 5, layer.d_model, generator=generator).to(like) + 1.0 for _ in range(2))
@@ -373,10 +374,10 @@ def _zeros(module: nn.Module, inputs: Any, output: Any) -> Any:  # noqa: ARG001
 
 
 def _check_sinusoids(subject: Subject) -> Measurement | None:
-    """Measure how far columns of the model's position table are from the nearest columns of the paper's, at most.
+    """Measure the largest distance of a position table's columns from the nearest columns of the paper's sinusoids.
 
-    The order of columns is free, and the paper's columns are also compared with the model's. Returns a `Measurement`;
-    None (skipped) if the model has no sinusoids.
+    The columns may be in any order. The paper's columns are compared with the model's columns in the same way. Returns
+    a `Measurement`; None (skipped) if the model has no sinusoids.
     """
     if subject.position_table is None:
         return None
@@ -466,13 +467,13 @@ def _new_model(subject: Subject) -> Subject | None:
 
 
 def refuse_wrong_fresh(subject: Subject) -> None:
-    """Check that a subject's function `fresh` builds a new model that the checks of learning can train.
+    """Check that a subject's function `fresh` builds a new model that the learning checks can train.
 
-    A subject without `fresh`, and one whose `fresh` fails when called, pass.
+    A subject without `fresh` passes. So does one whose `fresh` raises an error, which the learning checks report.
 
     Raises:
-        TransduceError: `fresh` returns neither a subject nor a module, a module that `logits` does not use, or the
-            examined module itself, whose weights would change.
+        TransduceError: `fresh` does not return a subject or a module. Or it returns the examined module, whose weights
+            would change. Or it returns a module, but the subject's `logits` is not the examined module itself.
     """
     if subject.fresh is None:
         return

@@ -1,9 +1,9 @@
 """Convert weights, config.json and tokenizer files between this package's models and equivalent Hugging Face classes.
 
-Supported are Pegasus, Marian, BART, mBART, M2M100, T5, BERT, RoBERTa, DistilBERT, GPT-2, Llama, Qwen2 and Qwen3. A
-model folder stores its weights under the names of the matching class, so transformers opens it without an export step.
-If no class matches, the weights have this package's names, and `config.json` names no class. Folders written before a
-class was supported also have this package's names, so the reader decides by the names in the file.
+`families.EXPORT_FAMILIES` lists the classes. A model folder stores its weights under the names of the matching class,
+so transformers opens it without an export step. If no class matches, or if the class cannot hold all weights exactly
+(Gemma), the weights have this package's names, and `config.json` names no class. Folders written before a class was
+supported also have this package's names, so the reader decides by the names in the file.
 """
 
 import os
@@ -73,8 +73,22 @@ def automatic_class_for(config: ModelConfig) -> str | None:
     return None if family is None else family.automatic
 
 
+def opens_folder(config: ModelConfig) -> bool:
+    """Return whether a Hugging Face class reads the weights in a model folder with this configuration as they are.
+
+    The result is False if no class computes the model, or if only an export is written for the class, as for Gemma's.
+    """
+    family = family_for(config)
+    return family is not None and not family.rounds_weights
+
+
 def config_json(
-    config: ModelConfig, labels: Sequence[str] = (), names: Collection[str] = (), max_positions: int = MAXIMUM_POSITIONS
+    config: ModelConfig,
+    labels: Sequence[str] = (),
+    names: Collection[str] = (),
+    max_positions: int = MAXIMUM_POSITIONS,
+    *,
+    is_export: bool = False,
 ) -> dict[str, Any]:
     """Return the content of `config.json`, a dict, for a model's configuration.
 
@@ -87,12 +101,15 @@ def config_json(
         names: the names of the model's parameters and buffers. If the Hugging Face class lacks one of them, the content
             names no class.
         max_positions: the maximum number of tokens, for a model whose positions set no limit.
+        is_export: True for an export to Hugging Face, whose class may hold some weights rounded.
     """
     ours = {"transduce": msgspec.to_builtins(config)}
     encoder_decoder = {"is_encoder_decoder": config.kind in ("transformer", "recurrent")}
-    family = _naming_family(names, config)
+    family = _naming_family(names, config, is_export=is_export)
     if family is None:
-        return {"model_type": "transduce"} | encoder_decoder | ours
+        # An export has this key, for whose value nothing else in the folder stands.
+        limit = {"max_position_embeddings": max_positions} if family_for(config) is not None else {}
+        return {"model_type": "transduce"} | encoder_decoder | limit | ours
     label_names: dict[str, Any] = {}
     if config.num_labels:
         names = labels if len(labels) == config.num_labels else [f"LABEL_{n}" for n in range(config.num_labels)]
@@ -142,19 +159,25 @@ def generation_config(config: ModelConfig, unk_id: int, search: SearchSettings |
 
 
 def stored_tensors(
-    weights: Mapping[str, Tensor], config: ModelConfig, max_positions: int = MAXIMUM_POSITIONS
+    weights: Mapping[str, Tensor],
+    config: ModelConfig,
+    max_positions: int = MAXIMUM_POSITIONS,
+    *,
+    is_export: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
 
-    Without such a class, or if the class lacks a parameter or buffer, all tensors keep this package's names. The
-    tensors that make up a parameter follow one another, so that a reader can map the parameter as one tensor.
+    Without such a class, or if the class lacks a parameter or buffer, all tensors keep this package's names; so they do
+    if the class rounds weights, except in an export. The tensors that make up a parameter follow one another, so that a
+    reader can map the parameter as one tensor.
 
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
         config: the model's configuration.
         max_positions: the number of rows of a table of sinusoids.
+        is_export: True for an export to Hugging Face, whose class may hold some weights rounded.
     """
-    family = _naming_family(weights, config)
+    family = _naming_family(weights, config, is_export=is_export)
     if family is None:
         for name in weights:
             yield name, weights[name].contiguous()
@@ -172,16 +195,18 @@ def stored_tensors(
         yield output, weights["source_weight"].contiguous()
 
 
-def _naming_family(names: Collection[str], config: ModelConfig) -> Family | None:
-    """Return the Hugging Face class, as `Family`, that computes a model and names all its parameters and buffers.
+def _naming_family(names: Collection[str], config: ModelConfig, *, is_export: bool) -> Family | None:
+    """Return the Hugging Face class, as `Family`, under whose names all parameters and buffers of a model are stored.
 
     The result is None if there is no such class; this package's names are stored then.
 
     Args:
         names: this package's names of the parameters and buffers.
         config: the model's configuration.
+        is_export: True if the class may hold some weights rounded.
     """
-    if (family := family_for(config)) is None:
+    family = family_for(config)
+    if family is None or (family.rounds_weights and not is_export):
         return None
     tables = ("output_bias", "source_weight", "own_target_weight", "own_output_weight")
     known = _stored_names(family, config).names
@@ -203,6 +228,13 @@ def stored_parameters(
     if family is None or _NATIVE_NAME in present:
         return {name: StoredParameter((name,)) for name in names}
     return {name: _stored_parameter(name, config, family) for name in names}
+
+
+def count_rounded(weights: Mapping[str, Tensor], config: ModelConfig) -> int:
+    """Return how many numbers of a model's weights its Hugging Face class does not hold exactly; 0 without a class."""
+    locations = stored_parameters(weights, config, ()).items()
+    shifted = ((weights[name], each) for name, each in locations if each.layout == "minus-one")
+    return sum(int((each.restore(list(each.store(weight, ()).values())) != weight).sum()) for weight, each in shifted)
 
 
 def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
@@ -507,17 +539,26 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
     return family is not None and family.model_type == "marian" and not tokenizer.source.nfc
 
 
-def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return Hugging Face's files, a dict from names to contents, for a tokenizer made from a user's tokenizer.json.
+def pipeline_files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
+    """Return Hugging Face's files, a dict from names to contents, for a tokenizer that a tokenizer.json describes.
 
-    The result is empty for other tokenizers, also for those of imported models that add tokens before a text. The
-    caller must check that the files tokenize like the tokenizer.
+    It is made from a user's file, or it is that of an imported language model. A language model that was trained here
+    begins each line with the tokenizer's start tokens, or with the end symbol if there are none. The result is empty
+    for other tokenizers. The caller must check that the files tokenize like the tokenizer.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        config: the model's configuration.
     """
     if not isinstance(tokenizer, ImportedTokenizer) or tokenizer.record.target is not None:
         return {}
-    record = tokenizer.record.source
-    is_framed = record.before or record.forced or tokenizer.record.languages is not None
-    if not isinstance(record.algorithm, TokenizerJson) or record.after != (record.eos_id,) or is_framed:
+    record, is_language_model = tokenizer.record.source, config.kind == "decoder"
+    before, after = record.before, record.after
+    if is_language_model:
+        before, after = before or (() if record.keeps_line_feeds else (record.eos_id,)), ()
+    is_framed = record.forced or tokenizer.record.languages is not None
+    is_plain_text = is_language_model or (before, after) == ((), (record.eos_id,))
+    if not isinstance(record.algorithm, TokenizerJson) or is_framed or not is_plain_text:
         return {}
     names = {id: token for token, id in record.ids.items()}
     special = {record.pad_id, record.eos_id, record.unk_id, *record.silent}
@@ -525,8 +566,10 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
     for symbol in record.all_symbols():
         id = record.ids[symbol.text]
         added[id] = {"id": id, "content": symbol.text, **flags_of(symbol)}
+        added[id]["special"] = is_language_model and id in special
     vocabulary, chat = tokenizer.source, tokenizer.record.chat_template
     chat_settings = {} if chat is UNSET else chat.special_tokens | {"chat_template": chat.source}
+    start = {"bos_token": names[before[0]]} if is_language_model and before else {}
     return {
         "tokenizer.json": {
             "version": "1.0",
@@ -534,12 +577,14 @@ def pipeline_files(tokenizer: Tokenizer) -> dict[str, Any]:
             "padding": None,
             "added_tokens": [added[id] for id in sorted(added)],
             **record.algorithm.content,
-            "post_processor": _post_processor((), (names[record.eos_id],), vocabulary),
+            "post_processor": _post_processor(vocabulary.tokens(before), vocabulary.tokens(after), vocabulary),
         },
         "tokenizer_config.json": chat_settings
         | tokenizer_config(vocabulary, MAXIMUM_POSITIONS)
-        | {"model_input_names": ["input_ids", "attention_mask"]},
-        "special_tokens_map.json": special_tokens_map(vocabulary),
+        | {"model_input_names": ["input_ids", "attention_mask"]}
+        | start
+        | ({"padding_side": "left"} if is_language_model else {}),
+        "special_tokens_map.json": special_tokens_map(vocabulary) | start,
     }
 
 

@@ -49,6 +49,10 @@ class Family(NamedTuple):
     """True if the class always stores a bias on the logits, even if it is zero."""
     stores_tied_output: Callable[[ModelConfig], bool] = lambda _: False
     """A function that returns whether the output projection is stored a second time although it is tied."""
+    rounds_weights: bool = False
+    """True if some weights cannot be stored exactly. Only exports are then written for the class; model folders keep
+    this package's names.
+    """
 
 
 def effective_settings(config: ModelConfig) -> dict[str, object]:
@@ -228,6 +232,7 @@ GEMMA = LLAMA._replace(
     wanted={"positions": "rotary", "norm": "rms", "feed_forward_bias": False},
     free=LLAMA.free - {"feed_forward_bias"},
     content=_gemma_config,
+    rounds_weights=True,  # of norms, which are stored less 1
 )
 MISTRAL = LLAMA._replace(
     architecture="MistralForCausalLM",

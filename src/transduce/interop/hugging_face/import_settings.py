@@ -366,7 +366,10 @@ def llama(config: ConfigReader) -> Settings:
 
 
 def mistral(config: ConfigReader) -> Settings:
-    """Convert a Mistral's config.json to a dict of model settings: Llama's, with its window of attention."""
+    """Convert a Mistral's config.json to a dict of model settings: Llama's, with its window of attention.
+
+    With `layer_types` it is a Ministral, whose window may apply to some layers only.
+    """
     config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 131072, "num_key_value_heads": 8})
     return llama(config) | _window(config)
 
@@ -375,14 +378,8 @@ def qwen2(config: ConfigReader) -> Settings:
     """Convert a Qwen2's config.json to a dict of model settings: Llama's, with biases of queries, keys and values."""
     config = config.with_defaults({"sliding_window": 4096, "max_position_embeddings": 32768, "max_window_layers": 28})
     settings = llama(config) | {"projection_bias": True}
-    if not config.flag("use_sliding_window", default=False) or not (window := _window(config)):
-        return settings
-    full = [number < config.whole("max_window_layers") for number in range(settings["num_decoder_layers"])]
-    if isinstance(types := config.content.get("layer_types"), list):
-        full = [name == "full_attention" for name in types]
-    if len(set(full)) > 1:
-        config.refuse("sliding_window", "must apply to all layers or to none")
-    return settings if full[0] else settings | window
+    has_window = config.flag("use_sliding_window", default=False)
+    return settings | (_window(config, first=config.whole("max_window_layers")) if has_window else {})
 
 
 def qwen3(config: ConfigReader) -> Settings:
@@ -397,7 +394,7 @@ def phi3(config: ConfigReader) -> Settings:
 
     Positions that rotate only a part of a head, and longer ones by the scheme LongRoPE, are refused.
     """
-    config.must_be({"partial_rotary_factor": 1.0})
+    config.must_be({"partial_rotary_factor": 1.0, "layer_types": None})
     config = config.with_defaults({"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
     return llama(config) | {"dropout": config.number("resid_pdrop", 0.0)} | _window(config)
 
@@ -407,10 +404,11 @@ def gemma(config: ConfigReader) -> Settings:
 
     The "gelu" of old files means the tanh approximation.
     """
-    config.must_be({"use_bidirectional_attention": None})
+    if config.flag("use_bidirectional_attention", default=False):
+        config.refuse("use_bidirectional_attention", "must be false")
     defaults = {"hidden_act": "gelu_pytorch_tanh", "head_dim": 256, "num_key_value_heads": 16}
     settings = llama(config.with_defaults(defaults)) | {"scale_embeddings": True}
-    return settings | ({"activation": "geglu-tanh"} if config.content.get("hidden_act") == "gelu" else {})
+    return settings | ({"activation": "geglu-tanh"} if config.content.get("hidden_act") in (None, "gelu") else {})
 
 
 def opt(config: ConfigReader) -> Settings:
@@ -432,15 +430,25 @@ def opt(config: ConfigReader) -> Settings:
     )
 
 
-def _window(config: ConfigReader) -> Settings:
+def _window(config: ConfigReader, *, first: int = 0) -> Settings:
     """Return a dict with the setting of attention's window from a config.json; empty if no text is longer than it.
 
-    A window of n tokens includes the query's own, and thereby n - 1 earlier ones.
+    A window of n tokens includes the query's own, and thereby n - 1 earlier ones. It must apply to all layers or to
+    none. Without `layer_types` it applies to the layers from the number `first` on.
     """
     if config.content.get("sliding_window") is None:
         return {}
-    size = config.size("sliding_window")
-    return {} if size >= config.whole("max_position_embeddings") else {"attention_window": size - 1}
+    size, layers = config.size("sliding_window"), config.whole("num_hidden_layers")
+    if size >= config.whole("max_position_embeddings"):
+        return {}
+    types = config.content.get("layer_types")
+    if types is None:
+        types = ["full_attention" if number < first else "sliding_attention" for number in range(layers)]
+    if types == ["full_attention"] * layers:
+        return {}
+    if types != ["sliding_attention"] * layers:
+        config.refuse("sliding_window", "must apply to all layers or to none")
+    return {"attention_window": size - 1}
 
 
 def _rope(config: ConfigReader) -> Settings:
@@ -455,6 +463,9 @@ def _rope(config: ConfigReader) -> Settings:
     rope = ConfigReader({"rope_theta": config.content.get("rope_theta")} | content, config.location)
     kind = rope.content.get("rope_type", rope.content.get("type", "default"))
     settings: Settings = {"positions": "rotary", "rotary_base": rope.number("rope_theta", 10000.0)}
+    if kind not in ("default", "llama3") or rope.number("partial_rotary_factor", 1.0) != 1.0:
+        name = "rope_parameters" if "rope_parameters" in config.content else "rope_scaling"
+        config.refuse(name, "must be of the type default or llama3, and rotate whole heads,")
     if kind == "llama3":
         settings["rotary_scaling"] = {
             "factor": rope.number("factor", 8.0),
@@ -462,9 +473,6 @@ def _rope(config: ConfigReader) -> Settings:
             "high_frequency_factor": rope.number("high_freq_factor", 4.0),
             "original_length": rope.whole("original_max_position_embeddings"),
         }
-    elif kind != "default" or rope.number("partial_rotary_factor", 1.0) != 1.0:
-        name = "rope_parameters" if "rope_parameters" in config.content else "rope_scaling"
-        config.refuse(name, "must be of the type default or llama3, for all dimensions of a head")
     return settings
 
 

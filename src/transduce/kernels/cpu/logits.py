@@ -1,6 +1,6 @@
-"""Provide functions of one row of logits: block-wise top-k, log-sum-exp, and exact logits of the likeliest tokens.
+"""Emit code for rows of logits: top-k search, log-sum-exp, and more exact values of the likeliest logits.
 
-All functions emit code. Legend: N rows, V vocabulary size, D model width.
+Legend: N rows, V vocabulary size, D model width, P columns of padded logits.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +17,10 @@ _LIKELY = 2.0  # logits so close to the greatest are recomputed; rounding change
 
 
 class LogitsRow:
-    """An emitter for one row of logits during a top-k search.
+    """An emitter of code for one row of logits: top-k search and log-sum-exp.
 
-    The row is divided into blocks whose maxima are kept, so that a search need not read the whole row again.
+    The row is divided into blocks, and the maximum of each block is stored. So a search for the greatest logit reads
+    the maxima and one block, not the whole row.
     """
 
     def __init__(self, k: KernelBuilder, pointer: Value, width: Value, maxima: Value) -> None:
@@ -35,7 +36,7 @@ class LogitsRow:
         self.blocks = k.build.sdiv(width, k.int64(self.block))
 
     def find_maxima(self) -> None:
-        """Emit the maximum of each block of the row, written to the scratch space `maxima`.
+        """Emit the computation of each block's maximum, which is written to the scratch space `maxima`.
 
         Logits after the last whole block count as one more block.
         """
@@ -85,9 +86,9 @@ class LogitsRow:
         self._renew_maximum(k.minimum(k.build.sdiv(index, k.int64(self.block)), self.blocks))
 
     def take_greatest(self) -> tuple[Value, Value]:
-        """Return (IR values) the row's greatest logit and its index; emit the replacement of this logit by -inf.
+        """Emit the removal of the row's greatest logit; return (IR values) the logit and its index.
 
-        So the next call finds the second greatest.
+        The logit is replaced by -inf, so the next call finds the second greatest.
         """
         k = self.k
         value, number = self.greatest()
@@ -97,9 +98,9 @@ class LogitsRow:
         return value, index
 
     def _renew_maximum(self, number: Value) -> None:
-        """Emit the maximum of block `number` again, after a change of a logit.
+        """Emit a new computation of the maximum of block `number`, in which a logit has changed.
 
-        Logits after the last whole block are one more block.
+        Logits after the last whole block count as one more block.
         """
         k = self.k
         inside = k.build.icmp_signed("<", number, self.blocks)
@@ -112,10 +113,9 @@ class LogitsRow:
         k.store(k.load_variable(new_maximum), k.element_pointer(self.maxima, number))
 
     def _find_in_row(self, value: Value, start: Value) -> Value:
-        """Return (an IR value) the index of the first logit from `start` on that equals a value.
+        """Return (an IR value) the first index from `start` on at which the row has a value.
 
-        The last index is returned if none does, as with NaN. Elements are compared one by one; nothing after the row is
-        read.
+        If no logit equals the value, as with NaN, the result is the row's last index. Nothing after the row is read.
         """
         k, last = self.k, self.k.add(self.width, -1)
         start = k.build.select(k.build.icmp_signed("<", start, last), start, last)
@@ -128,7 +128,10 @@ class LogitsRow:
         return k.add(k.load_variable(index), -1)
 
     def log_sum_exp(self) -> Value:
-        """Return (an IR value) the log-sum-exp of the row of logits; `find_maxima` must have run."""
+        """Return (an IR value) the log-sum-exp of the row of logits.
+
+        The code of `find_maxima` must come before.
+        """
         greatest = self.greatest()[0]
         total = self.k.intrinsic("llvm.log.f32", F32, self.sum_of_exponentials(greatest))
         return self.k.build.fadd(greatest, total)
@@ -136,7 +139,7 @@ class LogitsRow:
     def sum_of_exponentials(self, greatest: Value, factor: Value | None = None) -> Value:
         """Return (an IR value) the sum of exp((logit - greatest) × factor) over the row.
 
-        `greatest` is the greatest logit, and the factor is 1 if None.
+        `greatest` is the greatest logit of the row. If `factor` is None, it is 1.
         """
         k, greatest_vector = self.k, self.k.splat(greatest)
         factors = None if factor is None else k.splat(factor)
@@ -168,7 +171,8 @@ def block_size(k: KernelBuilder) -> int:
 def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Value]:
     """Return (IR values) the maximum of a float32 array of `count` elements, and the first index at which it occurs.
 
-    Whole vectors are read, so up to a vector after the array must be readable and hold lower elements.
+    The array is read in whole SIMD vectors. So up to one vector after the array must be readable. Its elements must not
+    be greater than the maximum; -inf is safe.
     """
     greatest = k.variable(k.splat(_MINUS_INFINITY))
     with k.loop(0, count, k.lanes) as number:
@@ -178,9 +182,9 @@ def emit_argmax(k: KernelBuilder, array: Value, count: Value) -> tuple[Value, Va
 
 
 def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
-    """Return (an IR value) the first index in an array, below `end`, whose element equals a value.
+    """Return (an IR value) the first index below `end` at which an array has a value.
 
-    The last index is returned if none does, as with NaN.
+    If no element equals the value, as with NaN, the result is `end` - 1.
     """
     bits_kind = ir.IntType(k.lanes)
     bits_variable, index = k.variable(ir.Constant(bits_kind, 0)), k.variable(k.int64(0))
@@ -200,11 +204,12 @@ def _find(k: KernelBuilder, array: Value, value: Value, end: Value) -> Value:
 
 @outlined
 def emit_refinement(k: KernelBuilder, vectors: int) -> None:
-    """Emit `refine(x, N, D, weights, file rows, bias, logits, P, thread, threads)`: likely logits again in float32.
+    """Emit the function `refine`, which computes the likeliest logits again in float32.
 
-    In each row of logits (N, P), those that are less than 2 below the greatest become x (N, D) · weightsᵀ + bias, so
-    that rounding does not change their order. P is the number of columns, a multiple of `vectors` vectors. `file rows`
-    points to the tensor that `memory.file_rows` returns for the weights.
+    The function's arguments are (x, N, D, weights, file rows, bias, logits, P, thread, threads). In each row of logits
+    (N, P), every logit that is less than 2 below the greatest is computed again as x (N, D) · weightsᵀ + bias. So
+    rounding does not change the order of likely tokens. P is a multiple of `vectors` SIMD vectors. `file rows` points
+    to the tensor that `memory.file_rows` returns for the weights.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, POINTER, I64, I64, I64)
     with k.function("refine", *kinds) as (x, rows, width, weights, file, bias, logits, stride, *share):
@@ -216,10 +221,12 @@ def emit_refinement(k: KernelBuilder, vectors: int) -> None:
 
 @outlined
 def emit_bfloat16_refinement(k: KernelBuilder, vectors: int) -> None:
-    """Emit `widen(x, N, D, weights, bias, rounded, V, logits, P, thread, threads)`, which refines bfloat16 logits.
+    """Emit the function `widen`, which converts bfloat16 logits to float32 and computes the likeliest again.
 
-    The function converts rounded (N, V) in bfloat16 to float32 logits (N, P), and pads the rows with -inf. Then the
-    likeliest logits are computed again, from x and weights in bfloat16 and a float32 bias, with float32 sums.
+    The function's arguments are (x, N, D, weights, bias, rounded, V, logits, P, thread, threads). It converts the
+    bfloat16 logits `rounded` (N, V) to float32 `logits` (N, P), and pads each row with -inf. Then every logit that is
+    less than 2 below the greatest of its row is computed again as x (N, D) · weightsᵀ + bias. x and the weights are
+    bfloat16; the bias and all sums are float32. P is a multiple of `vectors` SIMD vectors.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, I64)
     with k.function("widen", *kinds) as (x, rows, width, weights, bias, rounded, outputs, logits, stride, *share):
@@ -244,7 +251,7 @@ def _widen_line(k: KernelBuilder, rounded: Value, outputs: Value, line: Value, s
 
 
 class _Output(NamedTuple):
-    """A vocabulary projection, some of whose logits are computed again: sizes, weights and bias, as IR values."""
+    """The output projection to the vocabulary, by which single logits are computed again; mostly IR values."""
 
     kind: Any
     """The LLVM element type of weights and states."""
@@ -270,9 +277,10 @@ class _Output(NamedTuple):
 
 
 def _refine_line(k: KernelBuilder, output: _Output, x: Value, line: Value) -> None:
-    """Emit the computation of the likeliest logits of one row again, in float32, from the row's state x.
+    """Emit a more exact computation of the likeliest logits of one row, in float32.
 
-    Likely are logits less than 2 below the greatest. `line` points to the row.
+    A logit is likely if it is less than 2 below the greatest. `x` points to the row's hidden state, and `line` to the
+    row's logits.
     """
     block = output.vectors * k.lanes
     greatest = k.variable(k.splat(_MINUS_INFINITY))
@@ -304,9 +312,9 @@ def _dot(k: KernelBuilder, output: _Output, first: Value, second: Value) -> Valu
 
 
 def _greatest_of_vectors(k: KernelBuilder, array: Value, start: Value, count: int) -> Value:
-    """Return the elementwise maximum of `count` consecutive vectors of an array, from element `start` on.
+    """Return (an IR value) the elementwise maximum of `count` consecutive SIMD vectors of an array.
 
-    `count` is a power of two.
+    The first vector begins at element `start`. `count` is a power of two.
     """
     vectors = [k.load_floats(array, k.add(start, number * k.lanes)) for number in range(count)]
     while len(vectors) > 1:

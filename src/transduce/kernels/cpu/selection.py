@@ -1,6 +1,6 @@
-"""Select next tokens from logits with kernels over a vocabulary: rules, top-k, log-sum-exp, and a beam's candidates.
+"""Select next tokens from logits with compiled CPU kernels: search rules, top-k, log-sum-exp, beams and sampling.
 
-Legend: B sentences, W hypotheses of each, N hypotheses (B × W), V vocabulary size, k top tokens per row, n candidates.
+Legend: B sentences, W hypotheses of each, N hypotheses (B × W), V vocabulary size, k top tokens per row.
 """
 
 from collections.abc import Iterator
@@ -164,7 +164,10 @@ class CompiledReductions:
     """
 
     def supports(self, logits: Tensor) -> bool:
-        """Return whether the kernels support a tensor of logits: (B, W, V), float32 on a CPU, rows evenly spaced."""
+        """Return whether the kernels support a tensor of logits.
+
+        The tensor must be (B, W, V), float32, and on a CPU. Each row must be contiguous, and all rows evenly spaced.
+        """
         fits = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.dim() == 3
         return fits and logits.stride(2) == 1 and _row_stride(logits) > 0
 
@@ -200,10 +203,12 @@ class CompiledReductions:
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[_Quadruple, _Quadruple]:
-        """Return two tuples of four tensors: the best continuations that do not end, and the best of any kind.
+        """Return the best continuations of hypotheses: first those that do not end, then those of any kind.
 
-        A tuple has parents, tokens, the tokens' log-probabilities, and totals: (B, beam_size) in the first tuple, and
-        (B, 2 × beam_size) in the second. There, candidates that do not end within the `beam_size` best have total -inf.
+        Each of the two is a tuple of four tensors: parents (indices of the continued hypotheses), tokens, the tokens'
+        log-probabilities, and total log-probabilities. The tensors of the first tuple are (B, beam_size), those of the
+        second (B, 2 × beam_size). In the second tuple, the total is -inf for a continuation that does not end, or is
+        not among the `beam_size` best.
 
         Args:
             logits: (B, W, V), V at least 2 × beam_size.
@@ -275,8 +280,8 @@ def _kernels() -> tuple[dict[str, CompiledKernel], int]:
 def _write_reduce(k: KernelBuilder) -> None:
     """Emit the kernel `reduce(logits, N, V, stride, k, values, indices, normalizer, scratch, scratch per thread)`.
 
-    The kernel writes the k greatest logits of each row with their indices, and the row's log-sum-exp, unless the
-    address of the normalizer is 0.
+    The kernel writes the k greatest logits of each row to `values`, and their indices to `indices`. If the address
+    `normalizer` is not 0, the kernel also writes each row's log-sum-exp to it.
     """
     with kernel(k, "reduce", 10) as (numbers, thread, threads):
         logits, rows, width, stride, count, values, indices, normalizer, scratch, scratch_per_thread = numbers
@@ -295,7 +300,10 @@ def _write_reduce(k: KernelBuilder) -> None:
 
 @outlined
 def emit_select(k: KernelBuilder) -> None:
-    """Emit the kernel `select`, which selects the best continuations of each sentence's beam (`SelectArguments`)."""
+    """Emit the kernel `select`, which selects the best continuations of each sentence's beam.
+
+    The kernel's arguments are the fields of `SelectArguments`.
+    """
     with kernel(k, "select", len(SelectArguments._fields)) as (numbers, thread, threads):
         args = SelectArguments(*numbers)
         width, beams, normalizer, beam_size = args.vocabulary_size, args.beams, args.normalizer, args.beam_size
@@ -358,9 +366,11 @@ class Rules:
         self.history = self.fields.at("tokens", k.add(k.mul(row, self.fields.get("capacity")), self.start), I32)
 
     def apply(self, line: LogitsRow) -> "RuleResult":
-        """Emit the rules for a row of logits, changed in place: forbidden tokens get -inf, and penalties change others.
+        """Emit the search rules for a row of logits, which change the row in place; return a `RuleResult`.
 
-        Return a `RuleResult`. The maxima of the row's blocks, for a top-k search, are computed too.
+        The tokens in `RuleArguments.never` get -inf. Unless a token is forced, forbidden tokens also get -inf, and
+        penalties change the logits of tokens that occurred. The maxima of the row's blocks are stored for a top-k
+        search.
         """
         k, fields = self.k, self.fields
         normalizer = k.variable(k.float32(0.0))
@@ -386,9 +396,10 @@ class Rules:
         return RuleResult(k.load_variable(normalizer), forced, k.load_variable(forced_value))
 
     def store_top_k(self, line: LogitsRow, count: Value, values: Value, indices: Value) -> Value:
-        """Emit the rules and the store of the `count` greatest permitted logits and their indices.
+        """Emit the rules, and a store of the `count` greatest permitted logits and their indices.
 
-        Return the log-sum-exp to subtract from them. A forced token comes first, and the others have the logit -inf.
+        Return (an IR value) the log-sum-exp to subtract from the logits. If a token is forced, it takes all `count`
+        entries, and all but the first have the logit -inf.
         """
         k, result = self.k, self.apply(line)
         with k.build.if_else(k.build.icmp_signed(">=", result.forced, k.int64(0))) as (then, otherwise):
@@ -402,7 +413,7 @@ class Rules:
         return result.normalizer
 
     def _forced_token(self) -> tuple[Value, Value]:
-        """Return (IR values) the token that must come next, or -1, and the condition that its probability is 1."""
+        """Return (IR values) the token that must come next (-1: none), and whether its probability counts as 1."""
         k, fields = self.k, self.fields
         position, count = self.position, fields.get("forced_count")
         token = k.variable(k.int64(-1))
@@ -417,7 +428,11 @@ class Rules:
         return k.build.select(is_last, forced_last, first), k.build.or_(is_last, is_early)
 
     def _forbid(self, line: LogitsRow) -> None:
-        """Emit the rules that set logits to -inf: forbidden tokens, early ends, repetitions, and further end tokens."""
+        """Emit the rules that set logits to -inf.
+
+        The rules are for forbidden tokens, for the end symbol before the minimum length, and for tokens that would
+        repeat an n-gram. Each further end token also gets -inf, after its logit is joined with that of the end symbol.
+        """
         k, fields = self.k, self.fields
         with k.loop(0, fields.get("more_ends_count")) as number:
             id = fields.element("more_ends", number, I64)
@@ -434,7 +449,7 @@ class Rules:
     def _penalize(self, line: LogitsRow, normalizer: Value) -> None:
         """Emit the penalties of tokens that occurred, as `search.rules.RepetitionPenalty` computes them.
 
-        `normalizer` is the row's log-sum-exp, for penalties of log-probabilities.
+        `normalizer` is the row's log-sum-exp. It matters only if penalties change log-probabilities instead of logits.
         """
         k, fields = self.k, self.fields
         repetition, frequency, presence = (
@@ -448,7 +463,10 @@ class Rules:
         values = k.element_pointer(line.maxima, k.add(line.blocks, 2 * line.block))  # scratch space behind the maxima
 
         def each_token(*, of_output: bool) -> Iterator[tuple[Value, Value]]:
-            """Emit loops over input tokens (unless `of_output`) and output tokens; yield each token's id and index."""
+            """Emit loops over the input tokens and the output tokens; yield each token's id and index.
+
+            If `of_output`, the input tokens are left out.
+            """
             if not of_output:
                 with k.loop(0, count) as number:
                     yield k.load(k.element_pointer(before, number, I64), I64), number
@@ -468,9 +486,9 @@ class Rules:
             line.replace(token, k.build.fsub(k.load(k.element_pointer(line.pointer, token)), frequency))
 
     def _scaled(self, score: Value, factor: Value, offset: Value) -> Value:
-        """Return a score multiplied by a factor if it is negative, else divided by the factor, plus `offset`.
+        """Return (an IR value) a score times or divided by a factor, plus `offset`.
 
-        A factor above 1 makes the token less likely.
+        A negative score is multiplied, another one divided. So a factor above 1 makes the token less likely.
         """
         k = self.k
         is_negative = k.build.fcmp_ordered("<", score, k.float32(0.0))
@@ -478,7 +496,11 @@ class Rules:
         return k.build.fadd(scaled, offset)
 
     def _joined(self, one: Value, other: Value) -> Value:
-        """Return the joint logit of two end tokens: the greater one or, in sampling, that of the probabilities' sum."""
+        """Return (an IR value) one logit for two end tokens.
+
+        If `RuleArguments.sums_ends` is 1, as in sampling, it is the logit of the sum of both probabilities. Otherwise
+        it is the greater logit.
+        """
         k, joined = self.k, self.k.variable(self.k.maximum(one, other))
         greater = k.load_variable(joined)
         is_possible = k.build.fcmp_ordered(">", greater, k.float32(_NEVER))
@@ -506,7 +528,7 @@ class Rules:
 
 
 class _Candidates:
-    """The best continuations of all hypotheses of one sentence, as arrays in a thread's scratch space (pointers)."""
+    """Pointers to scratch arrays with the best continuations of all hypotheses of one sentence."""
 
     def __init__(self, k: KernelBuilder, scratch: Value, total_count: Value) -> None:
         self.k = k
@@ -517,13 +539,13 @@ class _Candidates:
         self.tokens = k.element_pointer(scratch, k.mul(part, 2))  # int64, hence twice the size
 
     def add_up(self, start: Value, count: Value, normalizer: Value, score: Value) -> None:
-        """Emit the conversion of one hypothesis' candidate logits to log-probabilities, and the candidates' totals.
+        """Emit the conversion of a hypothesis' candidates from logits to log-probabilities and totals.
 
         Args:
             start: the index of the hypothesis' first candidate.
-            count: the number of its candidates.
-            normalizer: the log-sum-exp of its logits.
-            score: its total log-probability.
+            count: the number of the hypothesis' candidates.
+            normalizer: the log-sum-exp of the hypothesis' logits.
+            score: the total log-probability of the hypothesis.
         """
         k = self.k
         with k.loop(0, count) as number:
@@ -538,9 +560,9 @@ class _Candidates:
 
 
 class _Selected:
-    """Pointers to the output arrays of selected continuations, from an index on.
+    """Pointers into the output arrays of selected continuations: parents, tokens, log-probabilities and totals.
 
-    `addresses` is `SelectArguments.live` or `SelectArguments.ended`.
+    `addresses` is `SelectArguments.live` or `SelectArguments.ended`. The pointers are to element `start` of each array.
     """
 
     def __init__(self, k: KernelBuilder, addresses: tuple[Value, ...], start: Value) -> None:
@@ -556,10 +578,12 @@ class _Selected:
 def _select_best(
     k: KernelBuilder, candidates: _Candidates, sizes: tuple[Value, ...], live: _Selected, ended: _Selected
 ) -> None:
-    """Emit the selection of a sentence's best candidates, best first; of equal ones the first hypothesis' wins.
+    """Emit the selection of a sentence's best candidates, best first.
 
-    `sizes` are the number of candidates to select, the beam size, and the end symbol. `live` receives those that do not
-    end, and `ended` all, with a total only for those that end within the beam size.
+    Among equal candidates, that of the first hypothesis wins. `sizes` has the number of candidates to select, the beam
+    size and the end symbol. `live` receives the best candidates that do not end, padded with totals of -inf to the beam
+    size. `ended` receives all selected candidates. Their totals are -inf, except for candidates that end and are among
+    the beam size best.
     """
     count, beam_size, end = sizes
     live_counter = k.variable(k.int64(0))  # selected candidates that do not end
@@ -619,9 +643,9 @@ class DrawArguments(NamedTuple):
 def emit_draw(k: KernelBuilder) -> None:
     """Emit `draw(select, draw, thread, threads)`, which draws the next token of each sample of each sentence.
 
-    The arguments are pointers to `selection.SelectArguments` and `DrawArguments`. The results are written to `live_…`
-    of `SelectArguments`, W for each sentence. A sample that has ended has the total -inf, and its next tokens are end
-    symbols.
+    `select` points to the values of `SelectArguments`, and `draw` to those of `DrawArguments`. The results are written
+    to the arrays `live_…` of `SelectArguments`, W for each sentence. Once a sample has ended, its total is -inf, and
+    all its further tokens are end symbols.
     """
     with k.function("draw", POINTER, POINTER, I64, I64) as (select_pointer, draw_pointer, thread, threads):
         select = Fields(k, select_pointer, SelectArguments._fields)
@@ -645,9 +669,9 @@ def emit_draw(k: KernelBuilder) -> None:
 
 
 class _Draw:
-    """An emitter of draws from one row of logits, after the search rules.
+    """An emitter of draws of next tokens from one row of logits, to which the search rules are applied.
 
-    The row's tokens are moved to a thread's scratch space in order of probability, as far as a draw needs them.
+    The row's likeliest tokens are moved to a thread's scratch space in order of probability, as many as a draw needs.
     """
 
     def __init__(
@@ -655,7 +679,7 @@ class _Draw:
     ) -> None:
         """Emit the search rules for a row of logits, and the row's softmax denominator (with temperature).
 
-        `numbers` are the indices of the row's sentence and of the row.
+        `numbers` are the index of the sentence and the index of the row.
         """
         self.k, self.args, self.draw, (self.sentence, self.row) = k, args, draw, numbers
         start = k.mul(thread, args.vocabulary_size)
@@ -672,9 +696,9 @@ class _Draw:
         self.taken = k.variable(k.int64(0))
 
     def store_samples(self, beam: Value, count: Value, live: _Selected) -> None:
-        """Emit the drawing of `count` samples, and their storing in `live`; `beam` is the index of the first sample.
+        """Emit the draw of one token for each of `count` samples, and the store of the tokens in `live`.
 
-        The index is among the sentence's samples.
+        `beam` is the index of the first sample among the samples of the sentence.
         """
         k, args, draw, choice = self.k, self.args, self.draw, self.choice
         total = k.variable(ir.Constant(F64, 1.0))
@@ -741,7 +765,10 @@ class _Draw:
         return k.build.load(total, typ=F64)
 
     def _probability(self, index: Value) -> Value:
-        """Return the probability, float32, of the token with rank `index`, moved to scratch space if needed."""
+        """Return (an IR value) the probability, float32, of the token with rank `index` (0: the likeliest).
+
+        If the token is not in the scratch space yet, it is moved there. So no rank may be skipped.
+        """
         k = self.k
         with k.when(k.build.icmp_signed(">=", index, k.load_variable(self.taken))):
             self._take()

@@ -2,8 +2,8 @@
 
 Sentences follow each other without padding. A thread computes one head of one sentence at a time. It transposes the
 head's keys once, so that neighboring keys lie in a vector's lanes and scores need no reductions across lanes. A few
-queries share each loaded key and value. Every sum is added in the same order whatever the batch, so that results do not
-depend on it.
+queries share each loaded key and value. The order in which numbers are added does not depend on the batch, so neither
+do the results.
 
 Legend: N rows (tokens of all sentences), S sentences, H heads, L tokens of a sentence, K width of a head's queries,
 keys and values.
@@ -98,9 +98,9 @@ _HEAD_TYPES = (POINTER, POINTER, POINTER, I64, I64, I64, *[POINTER] * 4)
 
 
 def emit_sequence_attention(k: KernelBuilder, heads: HeadShape, *, is_biased: bool) -> str:
-    """Emit the function `attend_sequences`, unless the IR module has it, and return that name.
+    """Emit the function `attend_sequences` if the IR module lacks it; return the function's name.
 
-    The function computes self-attention of whole sentences; its arguments are the fields of `SequenceArguments`. With
+    The function computes self-attention of whole sentences. Its arguments are the fields of `SequenceArguments`. If
     `is_biased`, a relative position bias is added to the scores.
     """
     name = "attend_sequences"
@@ -111,12 +111,12 @@ def emit_sequence_attention(k: KernelBuilder, heads: HeadShape, *, is_biased: bo
 
 @outlined
 def _write_sequence_attention(k: KernelBuilder, heads: HeadShape, name: str, *, is_biased: bool) -> None:
-    """Emit the function `name` of `emit_sequence_attention`, and those that it calls."""
+    """Emit the function of `emit_sequence_attention` under a name, and the functions that it calls."""
     _SequenceAttention(k, heads, is_biased=is_biased).write(name)
 
 
 class _SequenceAttention:
-    """An emitter of inference attention of every token of a sentence to all its tokens, for one shape of heads."""
+    """An emitter of self-attention over whole sentences in inference, for one shape of heads."""
 
     def __init__(self, k: KernelBuilder, heads: HeadShape, *, is_biased: bool) -> None:
         self.k, self.heads, self.is_biased = k, heads, is_biased
@@ -140,9 +140,10 @@ class _SequenceAttention:
                 self._write_head(args, sentence, head, scratch)
 
     def _write_head(self, args: SequenceArguments, sentence: Value, number: Value, scratch: Value) -> None:
-        """Emit attention of one head of one sentence: lay out keys and values, then take up to six queries at a time.
+        """Emit attention of one head of one sentence.
 
-        `number` is the query head's index, and `scratch` points to the thread's scratch space.
+        Keys and values are first copied to the scratch space. Then up to six queries are computed at a time. `number`
+        is the query head's index, and `scratch` points to the thread's scratch space.
         """
         k, heads = self.k, self.heads
         start, count = (k.load(k.element_pointer(each, sentence, I64), I64) for each in (args.starts, args.counts))
@@ -166,9 +167,10 @@ class _SequenceAttention:
                 k.call(f"attend_queries_{rest}", *head, whole)
 
     def _transpose(self, keys: Value, stride: Value, count: Value, filled: Value, out: Value) -> None:
-        """Emit the layout of `count` keys in transposed blocks, so that scores of neighboring keys are in one vector.
+        """Emit a copy of `count` keys to `out`, transposed in blocks.
 
-        `filled` is `count` rounded up to whole blocks. The last key is repeated in the rest, whose scores are ignored.
+        So the scores of neighboring keys are in one vector. `filled` is `count` rounded up to whole blocks. Copies of
+        the last key fill the last block; their scores are ignored.
         """
         k, last = self.k, self.k.add(count, -1)
         with k.loop(0, filled, k.lanes) as first, k.loop(0, self.heads.width, k.lanes) as column:
@@ -191,9 +193,9 @@ class _SequenceAttention:
                 k.store(value, k.element_pointer(out, k.add(k.mul(row, width), column)))
 
     def _write_queries(self, rows: int) -> None:
-        """Emit the function `attend_queries_ROWS`: attention of `rows` queries of one head, from index `query` on.
+        """Emit the function that computes attention of `rows` queries of one head, such as `attend_queries_6`.
 
-        The arguments are the fields of `_Head` and the query index.
+        The function's arguments are the fields of `_Head` and the index of the first query.
         """
         k = self.k
         with k.function(f"attend_queries_{rows}", *_HEAD_TYPES, I64) as (*pointers, query):
@@ -243,18 +245,24 @@ class _SequenceAttention:
         return [k.reduce_max(k.load_variable(each)) for each in greatest]
 
     def _inside(self, start: Value, count: Value) -> Value:
-        """Return a vector mask, one key per lane from `start` on: true for keys that exist (are below `count`)."""
+        """Return (an IR value) a mask of the vector of keys that begins at key `start`: true for keys below `count`."""
         k = self.k
         remaining = k.splat(k.build.trunc(k.build.sub(count, start), I32))
         return k.build.icmp_signed("<", ir.Constant(k.ints, list(range(k.lanes))), remaining)
 
     def _weight(self, head: _Head, row: int, key: Value) -> Value:
-        """Return a pointer to the score or attention weight of a key, for query `row` of those computed together."""
+        """Return a pointer to the score, later the attention weight, of a key for query `row`.
+
+        `row` is an index among the queries that are computed together.
+        """
         k = self.k
         return k.element_pointer(head.weights, k.add(k.mul(head.filled, row), key))
 
     def _exponentials(self, head: _Head, rows: int, greatest: list[Value]) -> list[Value]:
-        """Emit the replacement of scores by their exponentials; return a list of the inverse of each query's sum."""
+        """Emit the replacement of scores by exp(score - greatest score of the query).
+
+        Return a list with the inverse of the sum of each query's exponentials (IR values).
+        """
         k = self.k
         totals = [k.variable(k.splat(0.0)) for _ in range(rows)]
         limits = [k.splat(each) for each in greatest]

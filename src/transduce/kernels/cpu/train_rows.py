@@ -110,7 +110,10 @@ class SoftmaxArguments(NamedTuple):
 
 
 class ColumnSumArguments(NamedTuple):
-    """Arguments of the kernel `sum_columns`: column sums of a matrix, with a gate only where the gate is positive."""
+    """Arguments of the kernel `sum_columns`, which sums each column of a matrix.
+
+    If there is a gate, elements count as zero where the gate is not positive.
+    """
 
     source: Any
     """Address of the matrix whose rows are summed, (N, D)."""
@@ -138,7 +141,10 @@ class AddArguments(NamedTuple):
 
 
 def emit_hash(k: KernelBuilder, numbers: Value, seed: Value) -> Value:
-    """Return a vector of random 32-bit numbers for dropout: hashes of a 64-bit seed and each number of a vector."""
+    """Return (an IR value) a vector of 32-bit hashes, which are random numbers for dropout.
+
+    Each hash is that of a 64-bit seed and one element of the vector `numbers`.
+    """
     low, high = (k.splat(k.build.trunc(each, I32)) for each in (seed, k.build.lshr(seed, k.int64(32))))
     bits = k.build.add(numbers, low)
     for shift, factor in _ROUNDS:
@@ -200,7 +206,10 @@ class RowKernelEmitter:
         k.store_float32_as(values, k.pointer(address), k.add(k.mul(row, width), column), self.kind)
 
     def _fetch_later(self, address: Value, row: Value, width: Value, column: Value) -> None:
-        """Emit a prefetch of what is one page (4096 bytes) ahead, as hardware prefetching ends with a page."""
+        """Emit a prefetch of the memory one page (4096 bytes) after a matrix element.
+
+        The processor's own prefetching stops at the end of a page.
+        """
         k = self.k
         pointer = k.element_pointer(k.pointer(address), k.add(k.mul(row, width), column), self.kind)
         k.prefetch(k.element_pointer(pointer, _PAGE_BYTES, I8), level=2)
@@ -234,10 +243,11 @@ class RowKernelEmitter:
         k.store_float32_as(k.load_variable(result), k.pointer(args.out), number, self.kind)
 
     def _random_bytes(self, block: Value, seed: Value) -> Iterator[tuple[int, Value]]:
-        """Emit random bytes for a block of 64 elements; yield each vector's first index in the block, and its bytes.
+        """Emit random bytes for a block of 64 elements, one vector of the block at a time.
 
-        A 32-bit hash of the seed and an index provides bytes for four elements, which are 16 apart. 16 is the greatest
-        vector length, so results are the same on every processor.
+        For each vector, yield its first index in the block and its random numbers, 0 to 255. A 32-bit hash of the seed
+        and an index has the bytes of four elements, which are 16 apart. 16 is the greatest vector length, so results
+        are the same on every processor.
         """
         k = self.k
         start = k.splat(k.build.trunc(k.mul(block, _HASHES), I32))
@@ -286,7 +296,10 @@ class RowKernelEmitter:
         k, width = self.k, args.width
 
         def element(column: Value, *, is_first: bool = False) -> Value:
-            """Return a vector of the row x from `column` on; emit a prefetch too in the first pass over the row."""
+            """Return a vector of the row x from `column` on.
+
+            If `is_first`, as in the first pass over the row, emit a prefetch too.
+            """
             if is_first:
                 self._fetch_later(args.x, row, width, column)
             return self._load(args.x, row, width, column)
@@ -335,9 +348,9 @@ class RowKernelEmitter:
             return k.build.fmul(self._load(args.gradient, row, width, column), weight)
 
         def terms_at(column: Value) -> list[Value]:
-            """Emit the addition of a vector to the norm's weight and bias gradients; return the list [g w, g w x'].
+            """Emit the addition of one vector's terms to the weight and bias gradients; return the list [g w, g w x'].
 
-            g, w and x' are the output's gradient, the weight and the normalized row, from `column` on.
+            g, w and x' are vectors of the output's gradient, the weight and the normalized row, from `column` on.
             """
             for address in (args.x, args.gradient):
                 self._fetch_later(address, row, width, column)
@@ -435,8 +448,8 @@ class RowKernelEmitter:
     def _vectors(self, width: Value) -> Iterator[tuple[Value, Value | None, int]]:
         """Emit a loop over the vectors of a row of `width` elements, and a last step for an incomplete vector.
 
-        For each, yield (column, mask, accumulator number): the column of the vector's first element, the mask of the
-        lanes that are inside the row (None: all are), and the index of one of several partial results.
+        For each vector, yield (column, mask, number). `column` is that of the vector's first element. The mask is true
+        for lanes inside the row, and None if all are inside. `number` is the index of the accumulator to use.
         """
         k = self.k
         vector_end = k.mul(k.build.sdiv(width, k.int64(k.lanes)), k.lanes)
@@ -510,9 +523,10 @@ class ActivationEmitter:
         self._store(value, args.out, target)
 
     def _backward(self, args: ActivationArguments, projected: Value, target: Value) -> None:
-        """Emit an activation's backward pass for one vector of inputs, or for one vector of gates and one of values.
+        """Emit an activation's backward pass for one vector.
 
-        `projected` is the index of the first input (or gate), and `target` that of the first element of the activation.
+        `projected` is the index of the vector's first input (the first gate if the activation is gated). `target` is
+        the index of the vector's first output.
         """
         k = self.k
         gradient, x = self._load(args.gradient, target), self._load(args.projected, projected)
@@ -552,8 +566,8 @@ class ScatterArguments(NamedTuple):
 def emit_scatter(k: KernelBuilder, kind: Any) -> None:
     """Emit the kernel `scatter` for rows to add in float32 (`kind` F32) or bfloat16 (I16).
 
-    Each thread adds a range of the columns of all rows to the matrix. Ids repeat, so with ranges of rows two threads
-    could update one element.
+    Each thread adds a range of the columns of all rows. So two threads never update the same element, even if ids
+    repeat.
     """
     with kernel_of(k, "scatter", ScatterArguments) as (args, thread, threads):
         first, last = k.thread_range(k.build.sdiv(args.width, k.int64(k.lanes)), thread, threads)
@@ -588,7 +602,8 @@ def supports_rows(x: Tensor) -> bool:
 def supports_logits(logits: Tensor) -> bool:
     """Return whether `softmax_` supports the device, dtype and memory layout of a tensor of logits.
 
-    The logits must be on a CPU with our kernels, contiguous, not empty, and of a supported dtype; any width is allowed.
+    The logits must be float32 or bfloat16, contiguous, not empty, and on a CPU with compiled kernels. Any width is
+    allowed.
     """
     kind_fits = logits.device.type == "cpu" and logits.dtype in LLVM_TYPES and find_integer_tile() is not None
     return kind_fits and logits.is_contiguous() and logits.numel() > 0
@@ -616,9 +631,9 @@ def softmax_(logits: Tensor) -> Tensor:
 
 
 def sum_columns(x: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum the rows of x (N, D) after setting elements to zero where the gate (N, D) is not positive.
+    """Return a gated copy of x (N, D), in x's dtype, and the sum of the copy's rows, float32 (D,).
 
-    Return a pair: the gated x, in x's dtype, and the sums, float32 (D,). If `gate` is None, x itself is returned.
+    The copy has zeros where `gate` (N, D) is not positive. If `gate` is None, x itself is returned.
     """
     gated = x if gate is None else torch.empty_like(x)
     sums = torch.zeros(torch.get_num_threads(), x.shape[1], dtype=torch.float32)
@@ -654,9 +669,10 @@ def supports_activation(name: str, x: Tensor, width: int) -> bool:
 
 
 def activate(projected: Tensor, name: str) -> Tensor:
-    """Apply an activation, one that `supports_activation` accepts, to a linear layer's output; return (…, F).
+    """Apply an activation to the output of a linear layer; return (…, F).
 
-    The input is (…, F), or (…, 2 F) with gates before values for a gated activation.
+    The input is (…, F). For a gated activation it is (…, 2 F), with gates before values. `supports_activation` must
+    accept the activation.
     """
     return ActivationNode.apply(projected, name)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -698,7 +714,7 @@ def _drop(x: Tensor, residual: Tensor | None, seed: int, drop_256ths: int) -> Te
 
 
 class ActivationNode(torch.autograd.Function):
-    """An activation as an autograd function that saves its input, from which the backward pass computes the slope."""
+    """An activation as an autograd function, which saves the activation's input for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, projected: Tensor, name: str) -> Tensor:
@@ -721,7 +737,10 @@ class ActivationNode(torch.autograd.Function):
 def _run_activation(
     kernel_name: str, name: str, projected: Tensor, out: Tensor, gradient: Tensor | None = None
 ) -> None:
-    """Run the kernel `activate` or, with the activation's gradient, `activate_backward`; the result goes to `out`."""
+    """Run one kernel of the activation `name`, which writes its result to `out`.
+
+    `kernel_name` is "activate", or "activate_backward" with the gradient of the activation's output.
+    """
     width = projected.shape[-1] // (2 if name in GATED_BY else 1)
     rows = projected.numel() // projected.shape[-1]
     addresses = projected.data_ptr(), out.data_ptr()

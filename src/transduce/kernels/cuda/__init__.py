@@ -51,7 +51,7 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
     """Record the operations in the body of `with` as a CUDA graph, without running them; yield the graph.
 
     The operations must have run before, so that libraries are initialized. `pool` is memory to share with other graphs;
-    None: the graph has its own.
+    None: the graph has its own. Raises RuntimeError if an operation cannot be recorded.
     """
     graph = torch.cuda.CUDAGraph()
     with _RECORDING:
@@ -69,7 +69,10 @@ def recording(device: torch.device, pool: Pool | None = None) -> Iterator[torch.
 
 
 def _end(graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-    """End the capture of a CUDA graph; if the capture failed, repair PyTorch's random number generator and raise."""
+    """End the capture of a CUDA graph.
+
+    If the capture failed, PyTorch's random number generator is repaired, and PyTorch's RuntimeError is raised.
+    """
     try:
         graph.capture_end()
     except RuntimeError:

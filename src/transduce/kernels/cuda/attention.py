@@ -24,12 +24,14 @@ MIN_WIDTH, MAX_WIDTH = 16, 128
 
 
 def supports_heads(config: ModelConfig, max_length: int, weight: Tensor) -> bool:
-    """Return whether `attend` supports a model's attention: one head width, a power of two, and short sentences.
+    """Return whether `attend` supports a model's attention heads and sentence length.
+
+    All heads must have keys and values of their own, of one width. The width must be a power of two from `MIN_WIDTH` to
+    `MAX_WIDTH`. One head's data must fit in shared memory.
 
     Args:
         config: the model's settings.
-        max_length: the length of the longest sentence in tokens, at most `LONGEST`; one head's data must fit in shared
-            memory.
+        max_length: the length of the longest sentence in tokens, at most `LONGEST`.
         weight: a tensor in the dtype and on the device of the model.
     """
     width = config.key_width
@@ -142,9 +144,11 @@ def attend_cached(
 ) -> Tensor:
     """Return the attention of each hypothesis' newest token to cached positions, as in equation (1).
 
+    If the new keys and values are passed too, they are appended to the cache, and each token also attends to itself.
+
     Args:
-        query: contiguous queries, (B sentences, W hypotheses, H × K); or queries, keys and values, (B, W, 3 × H × K),
-            of which keys and values are appended to the cache, and each token also attends to itself.
+        query: the queries, (B sentences, W hypotheses, H × K), or queries, keys and values, (B, W, 3 × H × K);
+            contiguous.
         cache: keys and values, (B, capacity, 2 × H × K), contiguous within a sentence.
         length: the number of cached positions, as an integer or as a tensor of one number.
         attended: the cached positions to attend to.

@@ -251,7 +251,11 @@ def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: 
 def _linear_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, sums: Sequence[Tensor | None], needs_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer for `LinearKernels.backward`; `out` is the output of a ReLU, or None."""
+    """Add the gradients of weight and bias to `sums`, and return the gradient of x; for `LinearKernels.backward`.
+
+    A sum that is None is left out. The result is None unless `needs_x`. `out` is the layer's output if the layer
+    applies a ReLU, else None.
+    """
     weight_sum, bias_sum = sums
     if out is not None:
         columns = x.new_zeros(len(weight), dtype=torch.float32) if bias_sum is None else bias_sum
@@ -299,16 +303,17 @@ def why_not_whole(layer: nn.Module, dtype: torch.dtype) -> str | None:  # noqa: 
 def run_layer(
     layer: nn.Module, x: Tensor, memory: Tensor | None, masks: Sequence[object], rotation: Rotation | None = None
 ) -> Tensor | None:
-    """Return an encoder or decoder layer's output, (1, N, D), computed as one autograd node; None if not supported.
+    """Compute an encoder or decoder layer as one autograd node; return its output, (1, N, D), or None.
 
-    Supported are layers in training on packed batches (without padding), without dropout inside of a sub-layer.
+    The result is None if gradients are disabled, if there is a rotary embedding or dropout inside of a sub-layer, or if
+    the kernels do not support the layer. It is also None for batches that are not packed (without padding).
 
     Args:
         layer: an encoder or decoder layer.
         x: its input, (1, N, D).
         memory: the encoder output, (1, M, D), for a decoder layer.
         masks: the mask of self-attention, then, in a decoder layer, that of cross-attention.
-        rotation: a rotary embedding; if it is not None, the result is None.
+        rotation: a rotary embedding, or None.
     """
     if rotation is not None or not torch.is_grad_enabled() or not all(isinstance(mask, PackedMask) for mask in masks):
         return None
@@ -320,9 +325,10 @@ def run_layer(
 
 
 class _GpuLayer(torch.autograd.Function):
-    """A whole encoder or decoder layer as one autograd function, to save the CPU time of a node per operation.
+    """A whole encoder or decoder layer as one autograd function, which takes less CPU time than a node per operation.
 
-    Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
+    Parameter gradients are added to their float32 sums. The parameters are arguments only so that autograd runs their
+    hooks.
     """
 
     @staticmethod
@@ -371,7 +377,7 @@ class _SublayerNodes:
     def backward(self, grad_out: Tensor) -> Tensor:
         """Return the gradient of the sub-layer's input from that of its output, both (1, N, D).
 
-        The gradient of the encoder output becomes `grad_memory`.
+        The gradient of the encoder output is stored in the attribute `grad_memory`.
         """
         grad_sum = grad_out if self.sublayer.norm_is_before else self._backward(None, grad_out)[0]
         grad_kept, grad_y = self._backward(grad_sum)[:2] if self._dropped else (grad_sum, grad_sum)

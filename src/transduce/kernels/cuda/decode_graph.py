@@ -255,9 +255,9 @@ class RecordedStep:
         return model.scale_output(run_layers(self, model.decoder_norm, x))
 
     def _compute(self) -> None:
-        """Run the operations of a decoding step, eagerly or while a graph is recorded; the output becomes `_out`.
+        """Run the operations of a decoding step, eagerly or while a graph is recorded.
 
-        The numbers of cached positions are advanced too.
+        The output becomes the attribute `_out`. The step's position and number of cached positions are advanced.
         """
         model = self._model()
         assert model is not None
@@ -286,9 +286,10 @@ _LOCK = threading.Lock()
 
 
 def layers_of(model: Transformer) -> list[StepLayer]:
-    """Return a list of the decoder's layers for recorded steps, the same objects while parameters stay in place.
+    """Return a list of the decoder's layers for recorded steps.
 
-    If a parameter has moved in memory, the model's unused steps, whose graphs read the old addresses, are dropped.
+    Calls return the same list until a parameter moves in memory. Then a new list is made, and the model's unused steps
+    are dropped, since their graphs read the old addresses.
     """
     addresses = tuple(parameter.data_ptr() for parameter in model.parameters())
     with _LOCK:
@@ -480,9 +481,10 @@ class GpuState(DecodingState):
             self._ancestors = self._ancestors.index_select(0, rows)
 
     def _find_step(self, width: int) -> RecordedStep:
-        """Return a recorded step with capacity for `width` more positions: the current step, or one of another size.
+        """Return a recorded step with capacity for `width` more positions.
 
-        The sentences move to the buffers of a step of another size. Before the first step, the encoded batch is loaded.
+        The first call loads the encoded batch into the buffers of a step. Later calls return the current step if its
+        size is right. Otherwise the sentences move to the buffers of a step of another size, which is returned.
         """
         if self.encoded is not None:
             count, length = self.source_shape

@@ -28,9 +28,10 @@ MAX_SEEDS = 1024
 
 
 class _Buffer:
-    """A namespace for one process-wide variable, an iterator over the dropout seeds in a buffer on the GPU.
+    """A namespace for the process-wide variable `remaining`.
 
-    None: there is no buffer, and each seed is drawn when it is needed.
+    The variable is an iterator over the dropout seeds in a buffer on the GPU. If it is None, there is no buffer, and
+    each seed is drawn when it is needed.
     """
 
     remaining: Iterator[Tensor] | None = None
@@ -45,10 +46,10 @@ def draw_seeds(count: int) -> Tensor:
 
 
 def next_seed() -> int | Tensor:
-    """Return a new dropout seed (an int), or a tensor (1,) on the GPU that holds the seed when a graph is replayed.
+    """Return a new dropout seed: an int, or in the body of `seeds_from_buffer` a tensor (1,).
 
-    The tensor is returned in the body of `seeds_from_buffer`. Raises RuntimeError if there are no more seeds: a
-    recorded batch has at most `MAX_SEEDS` dropouts.
+    The tensor is a part of the buffer on the GPU, from which a CUDA graph reads the seed at each replay. Raises
+    RuntimeError if the buffer has no more seeds: a recorded batch has at most `MAX_SEEDS` dropouts.
     """
     if _Buffer.remaining is None:
         return int(draw_seeds(1))
@@ -121,10 +122,10 @@ _PROGRAMS, _ELEMENTS, _WARPS = 132 * 2, 4096, 4
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x, for a residual connection, and the normalized x, both (N, D): LayerNorm, or RMSNorm if `bias` is None.
+    """Return x and the normalized x, both (N, D): by LayerNorm, or by RMSNorm if `bias` is None.
 
-    x goes through the autograd node, so that the norm's backward kernel also adds the gradient of the residual
-    connection. This function implements `TrainingKernels.residual_norm`.
+    The returned x is for the residual connection. So the norm's backward kernel receives the gradient of this
+    connection, and adds it to the gradient of x. This function implements `TrainingKernels.residual_norm`.
     """
     return NormNode.apply(x, weight, bias, epsilon, NORM)  # type: ignore[no-any-return,no-untyped-call]
 
@@ -175,9 +176,9 @@ NORM = NormKernels(_norm, _norm_backward)
 
 
 def _launch_shape(width: int) -> tuple[int, int, int]:
-    """Return three numbers for a norm's Triton kernel: rows per program, row width as a power of two, and warps.
+    """Return three numbers for a norm's Triton kernel: rows per program, row width, and warps.
 
-    A row uses few warps, so that they rarely wait for one another.
+    The row width is rounded up to a power of two. A row uses few warps, so that they rarely wait for one another.
     """
     block = power_of_2(width)
     return max(1, 1024 // block), block, max(1, block // 1024)
@@ -234,8 +235,8 @@ def _drop(ctx: Any, residual: Tensor | None, x: Tensor) -> Tensor:
 def add_sum_of_rows(x: Tensor, total: Tensor, kept: Tensor | None = None) -> Tensor:
     """Add the sum of the rows of x (N, D) to `total`, float32 (D,), in place; return x.
 
-    With `kept`, of x's shape, elements where `kept` is not positive count as zero, and the result is a copy of x with
-    zeros there. This is the backward pass of a ReLU, whose output is `kept`, and of the bias before it.
+    If `kept` (N, D) is passed, a copy of x is summed and returned instead. The copy has zeros where `kept` is not
+    positive. If `kept` is the output of a ReLU, this is the backward pass of the ReLU and of the bias before it.
     """
     (count, width), out = x.shape, x if kept is None else torch.empty_like(x)
     triton_kernels.sum_rows[(ceil_div(width, _SUM_COLUMNS), ceil_div(count, _ROWS_EACH))](

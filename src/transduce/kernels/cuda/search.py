@@ -163,7 +163,9 @@ _SHRINK = 4  # sentences are moved to a smaller step once this factor smaller su
 def find_search(state: DecodingState, options: BatchSearchOptions) -> "GpuSearch | None":
     """Return a GPU search for a state before its first step; None if the state or the options are not supported.
 
-    Supported are up to eight hypotheses and the model's own end symbol, without search rules or sampling.
+    The state must be a `GpuState`. Up to eight hypotheses are supported, and at most half as many as the vocabulary has
+    tokens. The end symbol and the forbidden tokens must be the model's own. Search rules and sampling are not
+    supported.
     """
     if not isinstance(state, GpuState):
         return None
@@ -253,9 +255,9 @@ class GpuSearch:
         self._remove_finished()
 
     def abandon(self, rows: Collection[int]) -> list[list[FoundHypothesis]]:
-        """Remove sentences from the batch before they are finished; return a list of live hypotheses for each.
+        """Remove sentences from the batch before they are finished; return the live hypotheses of each.
 
-        `rows` are indices into `active`.
+        `rows` are indices into `active`. The result has a list for each row, without hypotheses of probability zero.
         """
         snapshot = self._take_snapshot()
         live = [list(filter(None, snapshot.live(self._slots[row]))) for row in rows]
@@ -310,7 +312,7 @@ class GpuSearch:
     def _ensure_capacity(self) -> None:
         """Move the search to larger buffers if another decoding step does not fit into the current ones.
 
-        Raises an error if learned position embeddings do not reach the next position.
+        Raises TransduceError if learned position embeddings do not reach the next position.
         """
         positions = self.state.model.target_embedding.positions
         if isinstance(positions, LearnedPositions):
@@ -359,7 +361,10 @@ class GpuSearch:
             self._move(self._step.size.capacity)
 
     def _keep(self, rows: list[int]) -> None:
-        """Keep only the sentences with indices `rows` in the lists of active sentences and of their buffer rows."""
+        """Keep only the active sentences with indices `rows`; drop the others from the search's lists.
+
+        The lists are those of indices in the input batch and of rows of the buffers.
+        """
         self._indices, self._slots = ([each[row] for row in rows] for each in (self._indices, self._slots))
 
     def _take_snapshot(self) -> "_Snapshot":

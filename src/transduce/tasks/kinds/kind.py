@@ -21,7 +21,7 @@ from transduce.data.batches import Batch, BatchPlan, Plan, largest_batches
 from transduce.errors import TransduceError, count_noun
 from transduce.evaluation.significance import standard_error
 from transduce.exchange.exporters import AFTER_EXPORT, NO_CLASS, NO_TOKENIZER, formats_for, opening_sentence
-from transduce.interop.hugging_face.export import class_for, has_tokenizer, pipeline_files
+from transduce.interop.hugging_face.export import class_for, has_tokenizer, opens_folder, pipeline_files
 from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
 from transduce.machine import DTYPES, Precision
 from transduce.model.build import AnyModel, build_any_model
@@ -96,9 +96,9 @@ def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
     """Return a sentence on what opens a model folder: a Hugging Face class, or else `transduce.load` and exports."""
     has_class, is_imported = class_for(model) is not None, isinstance(tokenizer, ImportedTokenizer)
     has_files = has_tokenizer(tokenizer, model) or (is_imported and has_original_tokenizer(folder))
-    if has_class and has_files:
+    if has_files and opens_folder(model):
         return opening_sentence(model)
-    is_exported = has_class and bool(pipeline_files(tokenizer))
+    is_exported = has_class and (has_files or bool(pipeline_files(tokenizer, model)))
     nothing = AFTER_EXPORT if is_exported else NO_TOKENIZER if has_class else NO_CLASS
     exports = [f"`--to {name}`" for name in formats_for(model) if name != "huggingface" or is_exported]
     for_others = f", and `transduce export` writes it for other programs: {' or '.join(exports)}" if exports else ""

@@ -59,11 +59,11 @@ class StoredWeightsCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 def check_adaptation(settings: Settings) -> None:
-    """Raise an error for settings of LoRA and word vectors that are impossible, before any text is read.
+    """Raise an error for impossible settings of LoRA or word vectors, before any text is read.
 
     Raises:
-        TransduceError: LoRA without a base model; word vectors with a base model, of the wrong width, or frozen with an
-            optimizer that would change them.
+        TransduceError: LoRA is set without a base model; or word vectors are set with a base model, cannot be read,
+            have another width than the embeddings, or are frozen although a training setting would change them.
     """
     training, vector_settings = settings.training, settings.word_vectors
     if training.lora_rank and settings.init_from is None:
@@ -85,12 +85,12 @@ def check_adaptation(settings: Settings) -> None:
 
 
 def check_frozen(settings: Settings) -> None:
-    """Raise an error for training settings that would change frozen rows of embeddings.
+    """Raise an error for training settings that would change frozen word vectors.
 
-    Rows are frozen that word vectors have filled, if `word_vectors.frozen` is set.
+    With `word_vectors.frozen`, the embedding rows that come from word vectors must not change during training.
 
     Raises:
-        TransduceError: a setting would change frozen rows.
+        TransduceError: `training.weight_decay` or `training.sharded` is set, which would change frozen rows.
     """
     training, vector_settings = settings.training, settings.word_vectors
     if vector_settings is None or not vector_settings.frozen:
@@ -204,9 +204,10 @@ def fill_with_vectors(
 
 
 def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
-    """Return a dict from "source" and, if the model reads targets, "target" to an embedding: parameter name and matrix.
+    """Return a dict from side to the parameter name and matrix of the side's embedding.
 
-    Both are the same if the sides share a matrix.
+    The sides are "source" and, in a model that reads targets, "target". If the sides share a matrix, their entries are
+    equal.
     """
     embeddings = {"source": ("source_weight", model.source_weight)}
     if isinstance(model, Transformer | Recurrent):
@@ -218,7 +219,7 @@ def embeddings_of(model: Model) -> dict[str, tuple[str, torch.nn.Parameter]]:
 def restrict_training(
     model: AnyModel, resolved: ResolvedSettings, folder: Path, reinitialized: tuple[str, ...]
 ) -> None:
-    """Add LoRA adapters to the model, and freeze embedding rows of word vectors, if the settings ask for that.
+    """Add LoRA adapters and freeze word vectors in the model, if the settings ask for it.
 
     Args:
         model: the model with its initial weights, changed in place.
@@ -283,11 +284,11 @@ def read_base_model(settings: Settings) -> ModelFolder[Model] | None:
 
 
 def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings:
-    """Return settings by which each source begins with a token of its target language, if the base model learned it.
+    """Return settings that decide whether a token of the target language starts each source.
 
-    If the languages of the text are unknown and the base model has one language pair, the text is taken to be in that
-    pair. Settings that already decide about tokens of target languages are unchanged, as are those with a base model
-    without such tokens.
+    The base model decides: the token is used if the base model has learned one for the target language. If the
+    languages of the text are unknown and the base model has one language pair, that pair is assumed. Settings stay as
+    they are if they already decide about the token, or if the base model has no such tokens.
 
     Args:
         settings: the settings, with a base model.
@@ -331,7 +332,7 @@ def follow_base_languages(settings: Settings, choice_log: ChoiceLog) -> Settings
 
 
 def follow_base_search(settings: Settings, specified: Mapping[str, Any], choice_log: ChoiceLog) -> Settings:
-    """Return settings in which the search settings that the user left open are the base model's, and log these.
+    """Return settings with the base model's search settings wherever the user set none.
 
     Args:
         settings: the settings, with a base model.
@@ -470,17 +471,20 @@ def build_initial_model(
 def extend_weights(
     weights: Mapping[str, Tensor], config: ModelConfig, base: Tokenizer, tokenizer: Tokenizer
 ) -> dict[str, Tensor]:
-    """Return a dict of a base model's weights with new rows for tokens that the user's symbols add to its vocabulary.
+    """Return a base model's weights with new rows for the tokens that extend its vocabulary.
 
-    Each new row of the embeddings and of the output projection is a mean of existing rows: those of the tokens with
-    which the base model spells the new token (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language
-    Models").
+    The base model splits the text of a new token into several of its own tokens. The rows of the new token in the
+    embeddings and the output projection are the means of the rows of these tokens (Hewitt 2021, "Initializing New Word
+    Embeddings for Pretrained Language Models").
 
     Args:
         weights: the base model's weights by name.
         config: the base model's configuration.
         base: the base model's tokenizer.
         tokenizer: the extended tokenizer.
+
+    Returns:
+        A dict of all weights by name.
     """
     sides = {"source": (base.source, tokenizer.source), "target": (base.target, tokenizer.target)}
     sides_of = {"own_target_weight": "target", "own_output_weight": "target", "output_bias": "target"}

@@ -72,7 +72,10 @@ _CHANGEABLE_OF_BASE_MODEL = ("dropout", "attention_dropout", "activation_dropout
 
 
 class VocabularyProperties(NamedTuple):
-    """The properties of a tokenizer that a model's configuration contains, by the names of its fields."""
+    """The properties of a tokenizer that a model's configuration contains.
+
+    The fields have the names of the configuration's fields.
+    """
 
     source_vocabulary_size: int
     """Number of tokens in the source vocabulary."""
@@ -145,7 +148,10 @@ def resolve_model(
 
 
 def _log_specified(specified: dict[str, Any], choice_log: ChoiceLog) -> None:
-    """Log the user's model settings, by name without `model.`, that are not in the choice log yet."""
+    """Log the model settings of the user that the choice log does not contain yet.
+
+    The names in `specified` lack the prefix `model.`.
+    """
     logged = {line.name for line in choice_log.lines}
     for name, value in specified.items():
         if f"model.{name}" not in logged:
@@ -161,10 +167,10 @@ def _vocabularies(properties: VocabularyProperties | None, model_kind: str) -> d
 
 
 def _fit_vectors(settings: Settings, num_heads: int) -> dict[str, Choice[int]]:
-    """Return a dict with choices of `d_model`, the width of the settings' word vectors, and of `num_heads`.
+    """Choose `d_model` and `num_heads` by the width of the word vectors, and return both in a dict.
 
-    The number of heads divides the width and is at most `num_heads`. The dict is empty without word vectors, or if the
-    user set `d_model` or `embedding_size`.
+    `d_model` is the width. The number of heads is the largest that divides the width and is not above `num_heads`. The
+    dict is empty without word vectors, or if the user set `d_model` or `embedding_size`.
     """
     vector_settings = settings.word_vectors
     if vector_settings is None or settings.model.embedding_size is not None or settings.model.d_model is not None:
@@ -202,9 +208,10 @@ def keep_base_config(settings: Settings, config: ModelConfig, folder: str, choic
 
 
 def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
-    """Return a base model's configuration with the vocabulary sizes of the tokenizer, where these are larger.
+    """Return a base model's configuration with vocabulary sizes that suffice for the tokenizer.
 
-    Symbols of the user that extend the vocabulary make it larger. Without a tokenizer, nothing is changed.
+    A tokenizer with symbols of the user may have more tokens than the base model. A size of the configuration never
+    shrinks. Without a tokenizer, nothing is changed.
     """
     if tokenizer is None:
         return config
@@ -216,7 +223,10 @@ def with_vocabulary_sizes(config: ModelConfig, tokenizer: Tokenizer | None) -> M
 
 
 def follow_base_model(settings: Settings, config: ModelConfig, choice_log: ChoiceLog) -> Settings:
-    """Return settings in which the values of `task.*` that the user left open are the base model's, and log these."""
+    """Return settings with the base model's values of `task.*` wherever the user set none.
+
+    The choice log receives each of these values.
+    """
     task = kind_of(settings.task.kind).complete_settings(settings.task, config)
     for name in TaskSettings.__struct_fields__:
         if getattr(task, name) != getattr(settings.task, name):
@@ -227,13 +237,13 @@ def follow_base_model(settings: Settings, config: ModelConfig, choice_log: Choic
 def predict_epochs(
     settings: Settings, machine: Machine, preset: str, *, pairs: int, epoch_tokens: int, vocabulary_size: int | None
 ) -> float:
-    """Predict about how many epochs a run takes, not rounded, as if every batch were full.
+    """Predict how many epochs a run takes, as a fraction, as if every batch were full.
 
-    A run of a small corpus takes fewer, because its batches are seldom full. With a time budget (`training.minutes`),
-    the number follows from the machine's speed, otherwise from the steps.
+    In a small corpus, batches are seldom full, so that the run takes fewer epochs. With a time budget
+    (`training.minutes`), the number follows from the machine's speed. Otherwise it follows from the number of steps.
 
     Args:
-        settings: the user's settings; steps and batch size that these leave open are those that the task would choose.
+        settings: the user's settings. If these leave steps or batch size open, the task's choices are assumed.
         machine: the machine that trains.
         preset: name of the preset of sizes.
         pairs: number of training pairs.
@@ -259,11 +269,11 @@ def resolve_preset(
     tokens: int = 0,
     vocabulary_size: int | None = None,
 ) -> str:
-    """Return the user's preset, or choose one by the size of the corpus and the time budget; log it.
+    """Return the user's preset, or choose a preset by corpus size and time budget; log it.
 
     Args:
         settings: the user's settings.
-        machine: the machine that trains, whose speed counts if there is a time budget (`training.minutes`).
+        machine: the machine that trains. Its speed counts only with a time budget (`training.minutes`).
         choice_log: receives the preset with the reason.
         pairs: number of training pairs.
         tokens: number of target tokens in an epoch, which some tasks use instead of pairs.
@@ -290,7 +300,7 @@ _MIN_PAIRS, _MIN_VOCABULARY = 5_000, 500
 
 
 def resolve_tokenizer(settings: Settings, size: CorpusSize, choice_log: ChoiceLog) -> TokenizerSettings:
-    """Return the settings to learn a tokenizer with: the user's, and others chosen by the corpus size; log them.
+    """Return the settings to learn a tokenizer with, completed by choices for the corpus size.
 
     Raises:
         TransduceError: the user asks for placeholders, but the task cannot use them.
@@ -344,7 +354,7 @@ def _resolve_placeholders(settings: Settings, size: CorpusSize, choice_log: Choi
 
 
 def explain_languages(settings: Settings, found: tuple[str | None, str | None], choice_log: ChoiceLog) -> None:
-    """Log the source and target language with their origin; the target language selects BLEU's tokenizer.
+    """Log the source and target language, and where they come from.
 
     Args:
         settings: the user's settings.
@@ -550,9 +560,9 @@ def _adapts_dropout(settings: Settings) -> bool:
 
 
 def explain_training(config: ModelConfig, training: ResolvedTraining, device: str, choice_log: ChoiceLog) -> None:
-    """Log why this package's kernels train single components of a model and not whole layers.
+    """Log why this package's kernels train a model component by component and not in whole layers.
 
-    Nothing is logged if they train whole layers, or if PyTorch's own kernels train the model.
+    Nothing is logged if the kernels train whole layers, if PyTorch's kernels are used, or for a recurrent model.
     """
     if training.kernels != "native" or config.kind == "recurrent":
         return
@@ -656,10 +666,10 @@ def preflight(
 
 
 def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
-    """Raise an error for search settings that have no effect in the task, which searches otherwise or not at all.
+    """Raise an error for search settings that have no effect in the task.
 
     Raises:
-        TransduceError: such a setting has another value than its default.
+        TransduceError: a search setting that the task does not use has another value than its default.
     """
     if kind.search_advice is None:
         return
@@ -672,9 +682,9 @@ def _refuse_idle_search(kind: TaskKind[C], settings: Settings) -> None:
 
 
 def _log_unused(kind: TaskKind[C], settings: Settings, choice_log: ChoiceLog) -> None:
-    """Log settings that the task or a recurrent model does not use, which is no error.
+    """Log settings that have no effect in the task or in a recurrent model.
 
-    A settings file may serve several tasks and kinds of model.
+    They are no error, because a settings file may serve several tasks and kinds of model.
     """
     model, translated = settings.model, settings.training.translate_dev
     if not kind.writes_translations and translated not in (0, TrainingSettings().translate_dev):
@@ -731,9 +741,12 @@ def least_memory_of(settings: Settings, base_config: ModelConfig | None, machine
 
 
 def _model_to_check(settings: Settings, base_config: ModelConfig | None) -> ModelConfig:
-    """Return the configuration of a run's model before its text is read, to check settings with.
+    """Return the configuration of a run's model, to check settings before the text is read.
 
-    The configuration is the base model's or, for random weights, one with an arbitrary vocabulary size.
+    With a base model, this is the base model's configuration. Otherwise, the vocabulary size is arbitrary.
+
+    Raises:
+        TransduceError: the user's settings fit no preset, or contradict the base model.
     """
     if base_config is None:
         return _trial_model(settings)
@@ -741,9 +754,9 @@ def _model_to_check(settings: Settings, base_config: ModelConfig | None) -> Mode
 
 
 def _trial_model(settings: Settings) -> ModelConfig:
-    """Return a model configuration to check settings with, of the user's preset, or of the first that is valid.
+    """Return a model configuration with an arbitrary vocabulary size, to check settings with.
 
-    Its vocabulary has an arbitrary size, because the text is not read yet.
+    The sizes are those of the user's preset. Without one, the first preset that fits the settings is used.
 
     Raises:
         TransduceError: no preset fits the settings.

@@ -25,15 +25,13 @@ from transduce.deprecation import with_current_settings
 from transduce.errors import TransduceError, count_noun, shell_word
 from transduce.inference.decoding import check_search
 from transduce.interop.hugging_face.export import class_for
-from transduce.interop.hugging_face.imported_tokenizer import ImportedTokenizer
-from transduce.interop.vocabulary_files import extend_tokenizer
 from transduce.machine import Machine, describe, detect_machine, prepare_device, usable_cores
 from transduce.model.backend import using_backend
-from transduce.model.build import Model, compile_layers
+from transduce.model.build import compile_layers
 from transduce.model.config import ModelConfig
 from transduce.model_folder.hugging_face import hugging_face_context
-from transduce.model_folder.read import CONFIG, SETTINGS_FILE, ModelFolder
-from transduce.model_folder.write import carry_original_tokenizer, to_toml, write_model_folder
+from transduce.model_folder.read import CONFIG, SETTINGS_FILE
+from transduce.model_folder.write import TransformersContent, carry_original_tokenizer, to_toml, write_model_folder
 from transduce.process_environment import common_options, handle_sigterm, keep_freed_memory
 from transduce.tasks.corpus import RunCorpus
 from transduce.tasks.kinds import kind_of
@@ -128,9 +126,10 @@ def environment_of(machine: Machine, kernels: Kernels) -> Environment:
 
 
 def machine_of_process(machine: Machine, processes: Processes, *, threads_specified: bool) -> Machine:
-    """Return the machine as one of several training processes uses it: with one GPU, or a part of the cores.
+    """Return the share of a machine that one of several training processes uses.
 
-    A number of threads that the user set is not divided; for a single process, the machine is unchanged.
+    On GPUs, this is one GPU. On the CPU, it is a part of the cores, but a number of threads that the user set is not
+    divided. For a single process, the machine is unchanged.
     """
     if processes.count == 1:
         return machine
@@ -151,9 +150,9 @@ def make_safeguards(
     batch_setting: str = "training.batch_tokens",
     settings: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Safeguards:
-    """Return a trainer's safeguards: the largest batches, a function that describes a batch, and the environment.
+    """Return the `Safeguards` of a trainer: the largest batches to test the memory with, and the environment.
 
-    Of several processes, each tries the rows of the first one, as no process has more rows.
+    Each process tests the rows that the first process gets of these batches, because no process has more rows.
 
     Args:
         machine: the machine that trains.
@@ -162,7 +161,7 @@ def make_safeguards(
         processes: number of training processes.
         kernels: the kernels that compute the model's functions.
         batch_setting: the dotted name of the setting of a step's size, for messages.
-        settings: the run's settings, nested as in a settings file, which its checkpoints store; empty: not stored.
+        settings: the run's settings, nested as in a settings file. Checkpoints store them, unless empty.
     """
     return Safeguards(
         largest=[_rows_of_first_process(batch, processes) for batch in largest],
@@ -174,7 +173,10 @@ def make_safeguards(
 
 
 def _rows_of_first_process(batch: Any, processes: int) -> Any:
-    """Return a batch with only those rows that the first of several processes gets; unchanged for one process."""
+    """Return only the rows of a batch that the first of `processes` processes gets.
+
+    For a single process, the batch is unchanged.
+    """
     arrays = {field.name: vars(batch)[field.name] for field in dataclasses.fields(batch)}
     rows = {name: array[::processes] for name, array in arrays.items() if isinstance(array, np.ndarray)}
     return dataclasses.replace(batch, **rows) if processes > 1 else batch
@@ -258,7 +260,9 @@ class Run:
             explain_sampling(corpus.prepared.card.file_pairs, settings.data, choice_log)
         if base_model is not None:
             store_base_config(folder, base_model.model.config)
-            _carry_tokenizer_files(base_model, corpus, Path(str(settings.init_from)), folder)
+            if class_for(base_model.model.config) is not None:
+                base_folder, tokenizers = Path(str(settings.init_from)), (base_model.tokenizer, corpus.tokenizer)
+                carry_original_tokenizer(base_folder, folder, corpus.languages, *tokenizers)
         resolved = self._resolve(settings, corpus, base_config, choice_log)
         self.kind.log_corpus_problems(corpus, resolved, choice_log)
         logged = {line.name for line in choice_log.lines}
@@ -373,10 +377,10 @@ class Run:
             )
 
     def _use_threads_of(self, environment: Environment) -> None:
-        """Use as many threads as in `environment`, that of the last checkpoint, so that results are equal bit by bit.
+        """Use as many threads as the last checkpoint's `environment`, for results equal bit by bit.
 
-        The number stays if the user set it, or if the process has fewer cores. With another number of processes,
-        results differ anyway, and each process takes its part of the cores.
+        The number stays if the user set it, if the process has too few cores, or if the number of processes has
+        changed. In the last case, results differ anyway.
         """
         if self.request.threads is not None or environment.processes not in (None, self.processes.count):
             return
@@ -386,27 +390,14 @@ class Run:
 
 
 def _with_languages(data: DataSettings, languages: tuple[str | None, str | None]) -> DataSettings:
-    """Return data settings with the languages of source and target; unchanged if one is unknown, or with corpora."""
+    """Return data settings with a source and a target language.
+
+    The settings are unchanged if a language is unknown, or if they name several corpora.
+    """
     source, target = languages
     if source is None or target is None or data.corpora:
         return data
     return msgspec.structs.replace(data, languages=(source, target))
-
-
-def _carry_tokenizer_files(base: ModelFolder[Model], corpus: RunCorpus, base_folder: Path, folder: Path) -> None:
-    """Copy the base model's own tokenizer files to the run's folder if they can describe the run's tokenizer.
-
-    Only imported models, such as those of Hugging Face, have such files. Symbols that extend the vocabulary are added
-    to tokenizer.json; without that file, nothing is copied then.
-    """
-    before, now = base.tokenizer, corpus.tokenizer
-    if not isinstance(before, ImportedTokenizer) or not isinstance(now, ImportedTokenizer):
-        return
-    added = [each for each in now.record.source.symbols if each not in before.record.source.symbols]
-    extended = extend_tokenizer(before, [each for each in added if isinstance(each, str)])
-    can_describe = not added or (base_folder / "tokenizer.json").is_file()
-    if now.fingerprint == extended.fingerprint and can_describe and class_for(base.model.config) is not None:
-        carry_original_tokenizer(base_folder, folder, corpus.languages, now)
 
 
 def write_settings(folder: Path, resolved: ResolvedSettings) -> None:
@@ -497,7 +488,9 @@ def _open_run(run: Run, resources: ExitStack, *, has_run: bool) -> tuple[Resolve
 
 
 def prepare_run(request: RunRequest) -> ResolvedSettings:
-    """Start a run without training, and return its settings: its folder then holds these and the corpus.
+    """Start a run without training, and return its settings.
+
+    Afterwards, the run's folder holds the settings and the corpus.
 
     Raises:
         TransduceError: the settings or files are invalid, or the folder holds another run or a model.
@@ -579,11 +572,11 @@ _MIN_EVALUATION_SHARE = 0.1  # of a time budget, even if it is used up
 
 
 def _train(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> tuple[TrainResult, float | None]:
-    """Train a run to its end, with an estimate printed after the first steps.
+    """Train a run to its end, and print an estimate after the first steps.
 
     Returns:
-        How the run ended, and the seconds for the final evaluation: what is left of a time budget, but at least a tenth
-        of the budget (None: unlimited).
+        A `TrainResult`, and the seconds for the final evaluation. The seconds are the rest of the time budget, but at
+            least a tenth of the budget; None: no limit.
     """
     trainer = _open_trainer(run, resolved, corpus)
     first = trainer.step
@@ -624,16 +617,18 @@ def _expected_validation(run: Run, corpus: RunCorpus, resolved: ResolvedSettings
 
 
 def _validation_steps(run: Run, corpus: RunCorpus, resolved: ResolvedSettings) -> float | None:
-    """Return how many steps will take as long as a validation; None if the task makes no such prediction."""
+    """Return the number of steps that take as long as a validation; None if unpredictable."""
     tokens = run.kind.validation_tokens(corpus, resolved)
     return None if tokens is None else tokens / resolved.training.batch_tokens
 
 
 def _open_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Trainer:
-    """Return a run's trainer.
+    """Return a run's trainer; if this fails, restore the folder of a new run.
 
-    If settings or data make that impossible, the folder of a new run is put back into its state before the run. After
-    an error of the disk, it is left as it is.
+    The folder is not restored after an error of the disk.
+
+    Raises:
+        TransduceError: settings, data or memory do not allow the run.
     """
     keep_freed_memory()
     try:
@@ -694,10 +689,13 @@ def _make_trainer(run: Run, resolved: ResolvedSettings, corpus: RunCorpus) -> Tr
 
 
 def _resume(run: Run, resolved: ResolvedSettings, trainer: Trainer) -> bool:
-    """Load the newest intact checkpoint into a trainer, print where training goes on, and return whether it is done.
+    """Load the newest intact checkpoint into a trainer, and return whether the run is finished.
+
+    Without an intact checkpoint, training starts from step 0. A line states where training goes on.
 
     Raises:
-        TransduceError: no checkpoint is intact, and the initial weights are not there, or a trained model is.
+        TransduceError: no checkpoint is intact, and the run cannot start again: it would replace a trained model, or
+            the base model's weights were not loaded.
     """
     restored = trainer.resume()
     if run.has_checkpoint and not restored and resolved.init_from is not None and not needs_stored_weights(resolved):
@@ -749,9 +747,10 @@ def _write_model(
         config=resolved.model,
         tokenizer=corpus.tokenizer,
         languages=corpus.languages,
-        search=resolved.search,
         documents={"README.md": card} | dict(run.kind.documents(corpus, resolved)),
-        max_positions=None if stated is None else hugging_face_context(stated),
+        for_transformers=TransformersContent(
+            search=resolved.search, max_positions=None if stated is None else hugging_face_context(stated)
+        ),
     )
 
 

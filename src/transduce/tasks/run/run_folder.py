@@ -206,17 +206,17 @@ def apply_changes(
     trained: bool = True,
     is_same_text: Callable[[str, str], bool] = _is_same_path,
 ) -> Settings:
-    """Return a stopped run's settings with the user's changes, if they may change when a run is resumed.
+    """Return a stopped run's settings with the user's changes.
 
     Args:
         stored: the settings that the run started with.
         specified: the user's settings, nested as in a settings file.
         trained: True if a checkpoint or initial weights were saved; before that, more settings may change.
-        is_same_text: returns whether the second path has the text that the first one had when the run started; by
-            default, whether both paths are the same.
+        is_same_text: compares an old and a new path of a text file. It returns whether the new file has the text that
+            the old file had when the run started; by default, whether the paths are the same.
 
     Raises:
-        TransduceError: a setting differs that may not change.
+        TransduceError: the user changes a setting that must stay as it was.
     """
     content = msgspec.json.decode(msgspec.json.encode(stored))
     for name, leaf in dotted_settings(specified):
@@ -259,10 +259,10 @@ def apply_changes(
 
 
 def _chosen_decay(settings: Settings) -> float | None:
-    """Return the default weight decay for the optimizer Muon in a run with these settings, to see if it was chosen.
+    """Return the weight decay that a run with Muon gets by default; None if it is unknown.
 
-    None if the optimizer is not Muon, if the number of steps determines the decay later, or if a setting that it
-    depends on is missing.
+    The result tells whether a run's weight decay is the default. It is None for other optimizers, if the decay follows
+    from the number of steps only later, or if a setting that the decay depends on is missing.
     """
     training, d_model = settings.training, settings.model.d_model
     rate, schedule, warmup = training.learning_rate, training.schedule, training.warmup_steps
@@ -285,7 +285,7 @@ def changes_between(stored: Settings, settings: Settings) -> list[str]:
 
 
 def _change(name: str, new: object, old: object) -> str:
-    """Return a line of text with the value of a setting and the one that it had before; None: not set."""
+    """Return a line of text with a setting's new and old value; None: not set."""
     if old is None:
         return f"{name}: {new}, which was not set"
     return f"{name}: not set, which was {old} before" if new is None else f"{name}: {new}, which was {old} before"
@@ -317,13 +317,13 @@ def check_edits(before: Mapping[str, Any], stored: Settings, folder: Path, say: 
 
 
 def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:
-    """Raise an error if a run would start at step 0 in a folder with a model that this run has trained before.
+    """Raise an error if training from step 0 would replace the model that the run trained before.
 
     A run that was killed before its first checkpoint may start again.
 
     Args:
         folder: the run's folder, in which no checkpoint is intact.
-        save_every: number of steps between two checkpoints, up to now; None: unknown, such as if the clock decides it.
+        save_every: number of steps between two checkpoints; None: unknown, because the time decides it.
 
     Raises:
         TransduceError: the folder holds the model of a run that had a checkpoint.
@@ -342,10 +342,11 @@ def refuse_to_replace_model(folder: Path, save_every: int | None) -> None:
 def adapt_to_machine(
     settings: Settings, specified: Mapping[str, Any], machine: Machine, before: Environment | None
 ) -> Settings:
-    """Return a resumed run's settings, with kernels, compiled layers and CUDA graphs adapted to this machine.
+    """Return a resumed run's settings, with kernels, compiled layers and CUDA graphs for this machine.
 
-    These settings stay as they were, so that results are equal bit by bit, unless the user changed them or this machine
-    does not support them.
+    A setting that the user changed is kept. Kernels and compiled layers stay as before if the machine supports them, so
+    that results are equal bit by bit. CUDA graphs stay only with an unchanged number of several processes. Otherwise,
+    their use is chosen as for a new run.
 
     Args:
         settings: the run's settings.

@@ -179,9 +179,9 @@ class _Verification:
 
 
 def _shortened(settings: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return settings for a short run with frequent checkpoints, validations and reports, and a list of notes.
+    """Return settings for a short run with frequent checkpoints, and a list of notes for the user.
 
-    A time budget is replaced by steps, which a note tells the user. The other changes do not affect the weights.
+    A time budget is replaced by a number of steps, which a note states. The other changes do not affect the weights.
 
     Raises:
         TransduceError: the settings ask for fewer than 6 steps.
@@ -231,9 +231,9 @@ def _last_step(run: Path) -> int:
 
 
 def _differences(run: Path, reference: Path, step: int) -> list[str]:
-    """Return descriptions of what differs between two runs at a step: kinds of tensors, and the first other metrics.
+    """Return texts that name what differs between two runs up to a step; empty if nothing does.
 
-    The list is empty if both runs are equal.
+    The texts name kinds of tensors in the checkpoints, the number of updates, and the first step with other metrics.
     """
     ours, theirs = (load_checkpoint(_checkpoint(one, step)) for one in (run, reference))
     different = [

@@ -142,10 +142,10 @@ _BASE_MODEL_TABLES = ("task.", "tokenizer.", "model.")
 
 
 def preset_settings(content: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return a dict of the settings that a preset adds to the user's: dotted name → (value, reason).
+    """Return the settings that a preset adds to the user's: a dict from dotted name to (value, reason).
 
-    The dict is empty without a preset, or if the preset has only sizes for this task. What the user has set is left
-    out. If the user sets another number of steps than the paper's, the interval between checkpoints is scaled in
+    Settings that the user has set are left out. The dict is empty without a preset, or if the preset has only sizes for
+    this task. If the user sets another number of steps than the paper, the interval between checkpoints changes in
     proportion.
 
     Args:
@@ -205,10 +205,10 @@ def _is_set(content: Mapping[str, Any], name: str) -> bool:
 
 
 def has_preset_vocabulary_size(settings: Settings) -> bool:
-    """Return whether the vocabulary size is the preset's, which the vocabulary of a small text need not reach.
+    """Return whether the vocabulary size is the preset's.
 
-    A size that the user chose, in contrast, is an error if the text is too small for it. The answer is False without a
-    preset, and for a preset without a vocabulary size.
+    A small text need not reach the preset's size, whereas it must reach a size that the user chose. The result is False
+    without a preset, and for a preset without a vocabulary size.
     """
     recipe = RECIPES.get(settings.preset or "")
     value, _ = (None, "") if recipe is None else recipe.settings["tokenizer.vocabulary_size"]

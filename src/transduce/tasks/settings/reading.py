@@ -51,7 +51,10 @@ class FileSettings(dict[str, Any]):
             self._chosen_decay = training["weight_decay"]
 
     def has_location(self, name: str) -> bool:
-        """Return whether the value of the setting `name` is the file's: no other source has overridden it."""
+        """Return whether a setting, by its dotted name, still has the value from the file.
+
+        The result is False if the file does not set it, or if another source has overridden the value.
+        """
         return name in self._lines
 
     def drop_location(self, name: str) -> None:
@@ -63,9 +66,9 @@ class FileSettings(dict[str, Any]):
         }
 
     def drop_chosen_decay(self, name: str, value: Any) -> None:
-        """Remove the file's weight decay if it is the chosen default and setting `training.<name>` gets another value.
+        """Remove the file's weight decay if setting `training.<name>` gets another value.
 
-        The default depends on that setting, and is then chosen anew.
+        Only a default weight decay is removed, because it depends on that setting. A new default is chosen later.
         """
         if self._chosen_decay is None:
             return
@@ -74,9 +77,10 @@ class FileSettings(dict[str, Any]):
             del training["weight_decay"]
 
     def location_of(self, sentence: str) -> str | None:
-        """Return the file and line, as text, of the first setting that an error message names; None if no file sets it.
+        """Return the file, with the line if known, of the first setting that an error message names.
 
-        Only the path is returned if the line is unknown, as for keys of inline tables, or if the error may mean several
+        The result is a text such as "a.toml, line 3". It is None if the file sets none of the message's settings. The
+        line is missing if it is unknown, as for keys of inline tables, or if the name in the message fits several
         settings.
         """
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
@@ -187,7 +191,12 @@ def _parse(assignment: str) -> tuple[str, Any]:
 
 
 def _error_for_array(name: str, tables: str) -> TransduceError:
-    """Return the error for a dotted name, such as `data.corpora[0].share`, with the array of tables `tables` in it."""
+    """Return the error for setting a single value inside an array of tables.
+
+    Args:
+        name: the dotted name of the setting, such as `data.corpora[0].share`.
+        tables: the part of the name that leads to the table in the array.
+    """
     array = _INDEX.split(tables)[0]
     return TransduceError(
         f"`{name}` is in an array of tables, which can only be set as a whole: write `{array}=[{{…}}, {{…}}]` with all "
@@ -241,9 +250,14 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
 
 
 def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Set the setting of each option in `values`, a dict {Python name of the option: value}, in `content`.
+    """Set the settings of several options in nested tables.
 
-    A value of None leaves the setting as it is.
+    Args:
+        content: nested tables of settings, which are changed.
+        values: values by the options' Python names, such as "batch_tokens". None leaves a setting as it is.
+
+    Raises:
+        TransduceError: a setting lies in a table that `content` sets to a value.
     """
     for name, value in values.items():
         if value is not None:
@@ -293,9 +307,10 @@ def _plain(value: Any) -> Any:
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value of `--set key=value`, parsed as TOML; other text is a float if it looks so, else a string.
+    """Parse the value of `--set key=value` as TOML.
 
-    Strings on the command line may therefore omit their quotes.
+    Text that is not TOML becomes a float if it looks like a number such as `.5`, otherwise a string. Strings may
+    therefore omit their quotes.
     """
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
@@ -322,10 +337,10 @@ def make_settings(content: Mapping[str, Any]) -> Settings:
 
 
 def without_idle_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested tables of settings without a file's defaults of earlier versions that have no effect.
+    """Return a copy of nested settings without old default values that have no effect.
 
-    Runs of earlier versions wrote them to `settings.toml` although nobody had set them, and they are refused now.
-    Values that do not come from a file stay.
+    Runs of earlier versions wrote these values to `settings.toml` although the user had not set them; today they would
+    be an error. Only values that come from a file are removed.
     """
     found, search = dict(content), content.get("search")
     if isinstance(content, FileSettings) and isinstance(search, Mapping) and search.get("diverse_groups", 1) == 1:
@@ -356,9 +371,9 @@ def check_settings(content: Mapping[str, Any]) -> Settings:
 
 
 def _path_of(location: str) -> list[str]:
-    """Return a list of the keys that lead to a wrong value, from the location in msgspec's error, such as `a.b[0].c`.
+    """Return a list of the keys that lead to a wrong value, such as ["a", "b[0]", "c"].
 
-    Only indices of tables are kept: an index behind the last key is left out.
+    `location` is the text in msgspec's error, such as `a.b[0].c`. An index after the last key is left out.
     """
     keys = location.rstrip("`").partition("[...]")[0].split(".")  # behind it is a key of a table of values
     return [*keys[:-1], keys[-1].partition("[")[0]]
@@ -400,9 +415,9 @@ def _wrong_value(path: Sequence[str], content: Any) -> str:
 
 
 def _kinds(hint: Any) -> str:
-    """Return a description of the values that a setting of type `hint` accepts, such as "a whole number".
+    """Describe the values that a setting of type `hint` accepts, such as "a whole number".
 
-    Single names that the setting accepts are left out; the text is empty if it accepts nothing else.
+    If the setting accepts only specific names, such as "cpu", the result is empty.
     """
     if struct_of(hint) is not None:
         return "a table"
@@ -442,12 +457,18 @@ def _refuse_unknown_keys(content: Mapping[str, Any], struct: type[msgspec.Struct
 
 
 def _entry_struct(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the struct of the tables in a field of type `hint`, an array of tables; None for another field."""
+    """Return the settings struct of each table if a field is an array of tables, else None.
+
+    `hint` is the field's type.
+    """
     return next(filter(None, map(struct_of, get_args(hint))), None) if get_origin(hint) is tuple else None
 
 
 def _first_inside(value: Any) -> tuple[str, ...]:
-    """Return a tuple of the keys that lead to the first setting in nested tables; empty if `value` is no table."""
+    """Return a tuple of the keys that lead to the first value in nested tables.
+
+    The tuple is empty if `value` is no table or an empty one.
+    """
     if not isinstance(value, Mapping) or not value:
         return ()
     key, inner = next(iter(value.items()))
@@ -489,7 +510,10 @@ def setting_names(struct: type[msgspec.Struct] = Settings, prefix: str = "") -> 
 
 
 def struct_of(hint: Any) -> type[msgspec.Struct] | None:
-    """Return the settings struct that a field of type `hint` holds, also an optional one; None if it holds none."""
+    """Return the settings struct in the type of a field; None if the type contains no struct.
+
+    The type may be a struct, or a union with one, such as an optional struct.
+    """
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
     if get_origin(hint) in _UNIONS:

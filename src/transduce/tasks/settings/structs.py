@@ -162,12 +162,18 @@ class CorpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     @property
     def schedule(self) -> Schedule | None:
-        """The corpus's share of batches over the run, as points (fraction of the run, share); None without a share."""
+        """The corpus's share of the batches in the course of the run; None without a share.
+
+        The schedule is a sequence of pairs (fraction of the run, share).
+        """
         return ((0.0, self.share),) if isinstance(self.share, float | int) else self.share
 
     @property
     def known_direction(self) -> tuple[str, str] | None:
-        """The source and target language, a pair, as specified or from the files' suffixes; None if one is unknown."""
+        """The source and target language, a pair; None if one is unknown.
+
+        The languages are those of the settings or, if none are set, of the files' suffixes.
+        """
         if self.languages is not None:
             return self.languages
         source = language_of(self.source[0]) if self.target else None
@@ -300,10 +306,10 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise TransduceError("`data.dev_target` needs the side that it translates: give `data.dev_source` too.")
 
     def _check_language_tokens(self) -> None:
-        """Raise an error for several pairs of languages without tokens of languages, or such tokens without languages.
+        """Raise an error if `language_tokens` contradicts the languages of the corpora.
 
         Raises:
-            TransduceError: `language_tokens` contradicts the corpora.
+            TransduceError: it is false with several pairs of languages, or true without known languages.
         """
         if self.language_tokens is False and self._has_several_pairs:
             raise TransduceError(
@@ -370,12 +376,12 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
 
     def _refuse_one_corpus(self) -> None:
-        """Raise an error if a setting is set that only a run on a single corpus can have.
+        """Raise an error if several corpora are combined with a setting for a single corpus.
 
-        A run with `data.mix`, which adds corpora to one, may have set the languages of that one.
+        With `data.corpora`, `data.languages` is such a setting. With `data.mix`, it is allowed.
 
         Raises:
-            TransduceError: a setting of a single corpus is set.
+            TransduceError: such a setting is set.
         """
         several = "corpora" if self.corpora else "mix"
         languages = ("languages",) if self.corpora else ()
@@ -428,18 +434,18 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `source`, in a run with tokens of languages; otherwise empty."""
+        """The language pair of each file of `source`; empty if the run has no language tokens."""
         return self._directions("source") if self.has_language_tokens else ()
 
     @property
     def dev_directions(self) -> tuple[tuple[str, str], ...]:
-        """The language pair of each file of `dev_source`, in a run with tokens of languages; otherwise empty."""
+        """The language pair of each file of `dev_source`; empty if the run has no language tokens."""
         return self._directions("dev_source") if self.has_language_tokens else ()
 
     def _directions(self, side: str) -> tuple[tuple[str, str], ...]:
-        """Return a tuple with the language pair of each file in the field `side`, such as `dev_source`.
+        """Return a tuple with the language pair of each file in the field `side`.
 
-        Files and language pairs are those of all corpora or, in a run without `corpora`, those of the run itself.
+        `side` is "source" or "dev_source".
         """
         if self.corpora:
             return tuple(corpus.direction for corpus in self.corpora for _ in getattr(corpus, side))
@@ -447,23 +453,31 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return (self.languages,) * len(getattr(self, side))
 
     def mixture(self, pairs: Sequence[int]) -> Mixture:
-        """Return a `Mixture`: each corpus's share of the batches over the run, and weights of corpora without a share.
+        """Return a `Mixture`, by which batches are sampled from the corpora.
 
-        The weights divide what the shares leave. `pairs` is the number of pairs of each file of `source`.
+        It contains the shares of the corpora with `share`, over the course of the run. The rest of the batches is
+        divided among the other corpora by weights.
+
+        Args:
+            pairs: the number of pairs of each file of `source`.
         """
         counts, factors = self._counts(pairs), self._factors(self._counts(pairs))
         weights = tuple(count * factor for count, factor in zip(counts, factors, strict=True))
         return Mixture(tuple(corpus.schedule for corpus in self.corpora), weights)
 
     def _counts(self, pairs: Sequence[int]) -> list[int]:
-        """Return a list with the number of pairs of each corpus, given the number of each file of `source`."""
+        """Return a list with the number of pairs of each corpus.
+
+        Args:
+            pairs: the number of pairs of each file of `source`.
+        """
         sizes = iter(pairs)
         return [sum(next(sizes) for _ in corpus.source) for corpus in self.corpora]
 
     def _factors(self, counts: Sequence[int]) -> list[float]:
-        """Return, for each corpus, how often an epoch contains each pair of the corpus; 0 for a corpus with a share.
+        """Return how often an epoch contains each pair of a corpus, a list with one number for each corpus.
 
-        `counts` has the number of pairs of each corpus.
+        The number is 0 for a corpus with a share. `counts` is the number of pairs of each corpus.
         """
         shares = [
             corpus.sampling_weight * max(1, count) ** (1 / self.temperature - 1)
@@ -478,11 +492,14 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         ]
 
     def repetitions(self, pairs: Sequence[int]) -> list[float]:
-        """Return, for each file of `source`, how often an epoch contains each pair of the file.
+        """Return how often an epoch contains each pair of a file, a list with one number for each file of `source`.
 
-        `pairs` is the number of pairs of each file. Corpora are sampled in proportion to sampling_weight · pairs^(1 /
-        temperature), such that the pairs of the least repeated corpus occur once. A corpus with a share has this share
-        of the epoch, in the mean over the run.
+        A corpus without a share is sampled in proportion to sampling_weight · pairs^(1 / temperature), unless it sets
+        `upsample`. The pairs of the least repeated of these corpora occur once. A corpus with a share makes up this
+        part of the epoch, as a mean over the run.
+
+        Args:
+            pairs: the number of pairs of each file of `source`.
         """
         counts = self._counts(pairs)
         factors = self._factors(counts)
@@ -610,7 +627,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def batch_setting(kind: TaskName) -> str:
-    """Return the dotted name of the setting of a step's size in a task, by what the task counts."""
+    """Return the dotted name of the setting of a step's size in a task.
+
+    This is `training.batch_size` or `training.batch_tokens`.
+    """
     return "training.batch_size" if kind in TASKS_WITH_BATCH_SIZE else "training.batch_tokens"
 
 
@@ -654,5 +674,5 @@ class ResolvedSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def micro_batch_tokens(self) -> int:
-        """The target tokens in a micro-batch, one of the parts into which a step's batch is divided; rounded up."""
+        """The number of target tokens in a micro-batch (a step's batch divided by `accumulate`), rounded up."""
         return -(-self.training.batch_tokens // self.training.accumulate)

@@ -75,7 +75,7 @@ class Chunk(NamedTuple):
 
 
 class TextLayout(NamedTuple):
-    """Tables by which the encoder's kernel knows where texts begin and end, and which of them it computes together."""
+    """Tables for the encoder's kernel: where each text begins and ends, and which texts form a chunk."""
 
     firsts: Tensor
     """For each row (token), the index of its text's first token, counted from the start of the chunk, int64."""
@@ -99,9 +99,9 @@ class TextLayout(NamedTuple):
         return TextLayout(starts.repeat_interleave(lengths), starts, lengths, torch.tensor(chunks), chunk_rows)
 
     def addresses(self) -> dict[str, int]:
-        """Return a dict from names of fields of `StepArguments` to the tables' addresses and lengths.
+        """Return the tables' addresses and lengths, as a dict from names of fields of `StepArguments`.
 
-        The addresses are valid while the tables live.
+        The addresses are valid while the tables exist.
         """
         return {
             "firsts": self.firsts.data_ptr(),
@@ -130,10 +130,10 @@ def _chunks_of(counts: Sequence[int]) -> list[Chunk]:
 
 @contextmanager
 def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
-    """Emit a loop over the chunks of texts that the encoder computes together, for the body of `with`.
+    """Emit a loop over the chunks of texts, whose body is emitted in the body of `with`.
 
-    Yield an emitter of one chunk, and the index of the chunk's first row. Afterwards, the chunk's number of
-    multiplications per row is added to that of the emitter `w`.
+    Yield an emitter that computes the rows of one chunk, and the index of the chunk's first row. After the body, the
+    multiplications per row that this emitter has counted are added to those of `w`.
     """
     k, size, chunks = w.k, len(Chunk._fields), w.pointers.chunks
     with k.loop(0, w.arguments.num_chunks) as number:
@@ -147,7 +147,11 @@ def each_chunk(w: ModelEmitter) -> Iterator[tuple[ModelEmitter, Value]]:
 def emit_encoder_stack(
     w: ModelEmitter, embedding: Embedding, weight: Tensor, layers: nn.ModuleList, norm: nn.Module
 ) -> None:
-    """Emit an encoder's embeddings, layers and final norm, if there is one, each for all chunks of texts."""
+    """Emit an encoder's embeddings, layers and final norm.
+
+    Each layer is computed for all chunks of texts before the next layer. If `norm` is `nn.Identity`, no norm is
+    emitted.
+    """
     with each_chunk(w) as (of_chunk, _):
         of_chunk.embed_runs(embedding, weight)
     for layer in each_layer(layers, w.config.num_encoder_layers):
@@ -272,10 +276,16 @@ def emit_prompt_step(w: ModelEmitter, model: PrepackedDecoder, output: CompiledV
 def _self_attention(
     w: ModelEmitter, number: int, layer: nn.Module, kinds: tuple[str, str], lists: tuple[Value, Value, Value]
 ) -> None:
-    """Emit a layer's self-attention: append the newest keys and values to its cache, and attend to cached tokens.
+    """Emit the self-attention of one layer, over the tokens in the layer's key/value cache.
 
-    `kinds` has the arguments `kind` of `ModelEmitter.rotate` and of `ModelEmitter.attend`, and `lists` is the argument
-    `lists` of the latter.
+    The newest keys and values are appended to the cache first.
+
+    Args:
+        w: the emitter of the model.
+        number: the layer's index.
+        layer: the encoder or decoder layer.
+        kinds: the argument `kind` of `ModelEmitter.rotate`, and the argument `kind` of `ModelEmitter.attend`.
+        lists: the argument `lists` of `ModelEmitter.attend`.
     """
     assert isinstance(layer, EncoderLayer | DecoderLayer)
     rotation_kind, attention_kind = kinds
@@ -311,9 +321,10 @@ def _norm(w: ModelEmitter, norm: nn.Module) -> None:
 
 
 def _own_sequence(w: ModelEmitter) -> tuple[Value, Value, Value]:
-    """Return three IR values for `ModelEmitter.attend`, by which a row attends only to its own source or prompt.
+    """Return the argument `lists` of `ModelEmitter.attend` for rows that attend to their own source or prompt.
 
-    The values are the first token, the number of tokens, and the list stride (0: unused).
+    The three IR values are a pointer to each row's first token, a pointer to each row's number of tokens, and an unused
+    0.
     """
     return w.pointers.firsts, w.pointers.counts, w.k.int64(0)
 
@@ -349,7 +360,11 @@ _COMPONENTS = {
 
 
 def _table(what: str, classes: str, linear: str, projection: str, **changed: str) -> SupportTable:
-    """Return the `SupportTable` of a compiled decoder or encoder: its classes, linear layers, and `_COMPONENTS`."""
+    """Return the `SupportTable` of the components with which a decoder or an encoder can be compiled.
+
+    The table has the given classes and linear layers, and the entries of `_COMPONENTS`, some of which `changed`
+    replaces.
+    """
     components = _COMPONENTS | changed
     return table(what, class_=classes, linear_layers=linear, output_projection=projection, **components)
 
@@ -371,16 +386,20 @@ ENCODABLE = _table("the compiled encoder", "Encoder", "Linear", "Linear", **_ENC
 
 
 def why_not_compilable(model: nn.Module) -> str | None:
-    """Return a clause that says why a model's inference copy could not be compiled; None if it could be."""
+    """Return a clause that says why a model cannot be compiled for decoding; None if it can.
+
+    The model's weights need not be prepacked yet.
+    """
     if (reason := refusal(ENCODABLE if isinstance(model, Encoder) else COMPILABLE, model)) is not None:
         return reason
     return _why_not_sizes(model.config)  # type: ignore[arg-type]
 
 
 def _why_not_sizes(config: ModelConfig) -> str | None:
-    """Return a clause that names a size of a model that kernels do not support; None if they support all sizes.
+    """Return a clause that says why kernels do not support a model's sizes; None if they do.
 
-    Sizes must be multiples of the kernels' block size. The clause says so if there are no kernels for this processor.
+    Each size must be a multiple of a block size. The clause names the first size that is not, or says that there are no
+    kernels for this processor.
     """
     tile = find_integer_tile()
     if tile is None:
@@ -466,15 +485,18 @@ class CompiledModel:
             self.step, self.step_multiplications = kernels["step"], multiplications["step"]
 
     def check_files(self) -> None:
-        """Stop reading a weight matrix's rows from its file if the matrix was changed after it was mapped."""
+        """Make kernels read the rows of changed weight matrices from memory instead of from their files.
+
+        A matrix that is mapped from a file and unchanged is still read from the file, row by row.
+        """
         for matrix in self._matrices:
             file_rows(matrix)
 
 
 def _emitters(model: AnyPrepacked) -> dict[str, Callable[[ModelEmitter], None]]:
-    """Return a dict from kernel names to the functions that emit them: `read` (encodes the input) and `step`.
+    """Return a dict from the names of a model's kernels to functions that emit the kernels.
 
-    An encoder-only model has no `step`, the kernel of a decoding step.
+    The kernel `read` encodes the input, and `step` runs a decoding step. An encoder-only model has no `step`.
     """
     if isinstance(model, PrepackedEncoder):
         return {"read": lambda w: emit_encoder_stack(w, model.embedding, model.source_weight, model.layers, model.norm)}

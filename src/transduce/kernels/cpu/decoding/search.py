@@ -1,7 +1,7 @@
 """Run beam or greedy search for a batch in machine code, to its end or some steps at a time.
 
-Legend: N sentences at first (or that fit, if others may join), B of them still decoded, W hypotheses of each, T
-capacity in tokens per hypothesis, t tokens so far.
+Legend: N sentences at first, B sentences that are still decoded, W hypotheses per sentence, T capacity in tokens per
+hypothesis, t tokens so far. If sentences may join later, N is the number of sentences for which the buffers suffice.
 """
 
 import ctypes
@@ -199,7 +199,10 @@ class CompiledBatchSearch:
 
     @property
     def length(self) -> int:
-        """The number t of search steps so far; hypotheses have t tokens unless their sentence joined later."""
+        """The number t of search steps so far.
+
+        A hypothesis has t tokens, or fewer if its sentence joined the search later.
+        """
         return self._numbers["length"]
 
     def advance(self, steps: int, *, max_unfinished: int = 0) -> None:
@@ -259,10 +262,10 @@ class CompiledBatchSearch:
 
     @property
     def gains_by_joining(self) -> bool:
-        """True if one step for many hypotheses is much faster than several steps for a few hypotheses each.
+        """True if the model is so large that new sentences should join a running search.
 
-        If the weights exceed the processor's cache, each step reads them from memory, and sentences should join running
-        searches.
+        If the weights exceed the processor's cache, each step reads them from memory. Then one step for many hypotheses
+        is much faster than several steps for a few hypotheses each.
         """
         return self.state.compiled.step_multiplications >= _LARGE_STEP
 
@@ -279,11 +282,13 @@ class CompiledBatchSearch:
         return fits and other.options.beam_size == self.options.beam_size and not self.forced_count
 
     def absorb(self, other: "CompiledBatchSearch", indices: Sequence[int]) -> None:
-        """Let the live sentences of another search, which has run its first step, join the batch of this search.
+        """Let the live sentences of another search join the batch of this search.
 
         Args:
-            other: a search for which `can_absorb` holds; the caller must not use it afterwards.
-            indices: for each live sentence of `other`, its new index in this search's batch, which must be unused.
+            other: a search that has run its first step, and for which `can_absorb` holds. The caller must not use it
+                afterwards.
+            indices: for each live sentence of `other`, the index that the sentence gets in this search's batch. No
+                other sentence may have this index.
         """
         count, width = other._numbers["sentences"], self.options.beam_size
         old, new = self._numbers["sentences"], self._numbers["sentences"] + count
@@ -318,9 +323,10 @@ class CompiledBatchSearch:
         self._select["beams"] = width
 
     def _copy_entries(self, other: "CompiledBatchSearch", first_row: int, rows: int) -> None:
-        """Copy another search's key/value cache to the end of this search's cache, and its lists of cache entries.
+        """Append another search's key/value cache to this search's cache, and copy its lists of cache entries.
 
-        The lists go to `rows` hypotheses from `first_row` on, with the new indices of the entries.
+        The lists are copied to `rows` hypotheses from `first_row` on. In the copies, the indices of the entries are
+        those in this search's cache.
         """
         pool, count = self.state.pool, other._step["used"]
         pool.used = self._step["used"] if first_row else 0
@@ -482,7 +488,10 @@ class CompiledBatchSearch:
         )
 
     def _draw_arguments(self) -> KernelArguments:
-        """Return the initial `DrawArguments` of the kernel that draws samples, which other searches do not run."""
+        """Return the initial `DrawArguments` of the kernel that draws samples.
+
+        If the search does not sample, all fields are 0.
+        """
         sampling, vocabulary_size = self.options.sampling, self.state.output.outputs
         if sampling is None or self.uniform is None:
             return KernelArguments(DrawArguments)

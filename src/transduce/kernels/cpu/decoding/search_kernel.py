@@ -1,8 +1,10 @@
 """Emit the kernel that runs a whole search: decoder steps, selection of tokens, and bookkeeping of hypotheses.
 
-The kernel finds what `search.beam.BeamSearch` or `search.beam.GenerateSearch` finds, and with one hypothesis what
-greedy search finds. Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens
-per hypothesis, t tokens so far.
+The kernel implements the algorithms of `search.beam.BeamSearch` and `search.beam.GenerateSearch`, greedy search, and
+sampling.
+
+Legend: N sentences at first, B of them still decoded, W hypotheses of each, T capacity in tokens per hypothesis, t
+tokens so far.
 """
 
 from functools import cache, reduce
@@ -229,9 +231,11 @@ def _penalty_of(fields: Fields, index: Value, length: Value) -> Value:
 def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]) -> Value:
     """Return (an IR value) how many finished hypotheses of a sentence rank before a new hypothesis.
 
-    `ranking` is the index of the sentence's first slot and the number of finished hypotheses; `new` is the new
-    hypothesis' score, and whether it ended. In the paper's search, hypotheses that ended rank before those cut off; in
-    that of `generate`, only scores count.
+    With the ranking of Hugging Face's `generate`, and in sampling, only scores count. Otherwise all hypotheses with the
+    end symbol rank before those that were cut off, and scores decide among hypotheses of the same kind.
+
+    `ranking` has the index of the sentence's first slot, and the number of its finished hypotheses. `new` has the new
+    hypothesis' score, and 1 if it has the end symbol, else 0.
     """
     k, (base, count), (score, ended) = fields.k, ranking, new
     rank = k.variable(k.int64(0))
@@ -248,7 +252,10 @@ def _rank(fields: Fields, ranking: tuple[Value, Value], new: tuple[Value, Value]
 
 
 def _has_generate_ranking(fields: Fields) -> Value:
-    """Return the condition (an IR value) that hypotheses are ranked as in Hugging Face's `generate`, or drawn."""
+    """Return the condition (an IR value) that finished hypotheses rank by score alone.
+
+    The condition holds with the ranking of Hugging Face's `generate`, and in sampling.
+    """
     return fields.k.build.icmp_signed("!=", fields.get("ranking"), fields.k.int64(RANKINGS.index("paper")))
 
 
@@ -314,10 +321,14 @@ def _record_ended(fields: Fields, select: Fields, sentence: Value, index: Value)
 
 
 def _record(fields: Fields, select: Fields, prefix: str, numbers: tuple[Value, ...], *, ended: bool) -> None:
-    """Emit the recording of a selected candidate as a finished hypothesis, unless its total is -inf (an empty slot).
+    """Emit the recording of a selected candidate as a finished hypothesis.
 
-    `prefix` is that of the candidates' arrays, "live" or "ended"; `numbers` are the sentence, its index in the
-    input batch, and the candidate. In sampling every candidate is recorded, as -inf marks samples that have ended.
+    A candidate whose total log-probability is -inf is an empty slot, and is not recorded. In sampling every candidate
+    is recorded, as -inf marks samples that have ended.
+
+    The candidates are in the arrays of `select` whose names begin with `prefix`, "live" or "ended". `numbers` has the
+    sentence's index in the batch, its index in the input batch, and the candidate's index. `ended` says whether the
+    candidate ends with the end symbol.
     """
     k, (sentence, index, candidate) = fields.k, numbers
     total = select.element(f"{prefix}_totals", candidate)
@@ -332,9 +343,13 @@ def _record(fields: Fields, select: Fields, prefix: str, numbers: tuple[Value, .
 
 
 def _may_improve(fields: Fields, select: Fields, sentence: Value, index: Value) -> Value:
-    """Return the condition (an IR value) to continue a sentence: a live hypothesis may still enter the result.
+    """Return the condition (an IR value) under which the search of a sentence continues.
 
-    In greedy search, the condition is that no hypothesis has ended. `index` is the sentence's index in the input batch.
+    In greedy search no hypothesis may have ended. In sampling, and with the ranking of `generate`, the condition is
+    that of `_may_improve_as_in_generate`. Otherwise a live hypothesis must still be able to enter the best
+    `certain_count` finished hypotheses.
+
+    `index` is the sentence's index in the input batch.
     """
     k, beam_size, certain_count = fields.k, fields.get("beam_size"), fields.get("certain_count")
     best, first = k.variable(k.float32(_MINUS_INFINITY)), k.mul(sentence, beam_size)
@@ -384,9 +399,9 @@ def _may_improve_as_in_generate(fields: Fields, sentence: Value, index: Value, b
 
 
 def _keep_sentence(fields: Fields, sentence: Value, to: Value) -> None:
-    """Emit the move of an unfinished sentence's data to its new index in the batch, `to`, which is not greater.
+    """Emit the move of an unfinished sentence's data to index `to` of the batch.
 
-    So sentences that are done leave no gap.
+    `to` is at most the sentence's current index, so that finished sentences leave no gap.
     """
     k = fields.k
     for name, kind in (("indices", I64), ("joined", I64), ("max_lengths", I64), ("greatest_penalties", F32)):

@@ -69,10 +69,10 @@ class KVCachePool:
         return self.used + count <= self.entries.shape[1]
 
     def compact(self, lists: Tensor, rows: int) -> Tensor:
-        """Remove the entries of tokens that no hypothesis lists; return the lists with the entries' new indices.
+        """Remove the cache entries that no hypothesis lists; return the lists with the entries' new indices.
 
-        `lists` and the result are (N, t), the latter int32. Afterwards there is space for at least `RESERVED_STEPS` / 2
-        more steps of `rows` hypotheses.
+        `lists`, (N, t), has the indices of the entries of each hypothesis. The result is int32, (N, t). Afterwards
+        there is space for at least `RESERVED_STEPS` / 2 more steps of `rows` hypotheses.
         """
         live, renamed = lists.unique(return_inverse=True)  # ascending
         live, self.used = live.long(), len(live)
@@ -225,14 +225,14 @@ class DecodingSteps(LogitsState):
             self.lists[:, : self.position] = self.pool.compact(self.lists[:, : self.position], rows)
 
     def _run(self, kernel: CompiledKernel, work: int, x: Tensor, tables: PositionTables, ids: Tensor) -> None:
-        """Run the kernel `step` on the newest tokens, or `read` on prompts; the output is written to x (N, D).
+        """Run the kernel `read` or `step` on N tokens.
 
         Args:
-            kernel: the kernel.
-            work: the kernel's multiplications per row.
-            x: receives the last layer's output, (N, D). The logits of a step go to `logits_buffer`.
+            kernel: the kernel. `step` also writes logits to `logits_buffer`.
+            work: the number of multiplications that the kernel does per token.
+            x: receives the last layer's output, (N, D).
             tables: position encodings that cover the tokens' positions.
-            ids: the N tokens.
+            ids: the tokens, (N,): all tokens of the prompts for `read`, the newest token of each hypothesis for `step`.
         """
         rows, capacity = len(x), max(self.longest_source, self.position + 1) + MAX_LANES
         scores = capacity * torch.get_num_threads()
@@ -290,10 +290,10 @@ class Scratch:
 
 
 def count_tokens(ids: Tensor, pad_id: int) -> list[int] | None:
-    """Return a list of the number of tokens of each text of a batch, token ids (B, S) padded at the right.
+    """Return a list with the number of tokens of each text of a batch.
 
-    The result is None if padding is between tokens, or if a text has no token; then kernels that read texts without
-    padding must not be used.
+    `ids` are token ids, (B, S), padded at the right. The result is None if padding precedes a token, if a text has no
+    token, or if the batch is empty. Then kernels that read texts without padding must not be used.
     """
     rows: list[list[int]] = ids.tolist()
     counts = [len(row) - row.count(pad_id) for row in rows]
@@ -347,7 +347,7 @@ def _read_texts(
 
 
 def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) -> Tensor | None:
-    """Return an encoder-only model's state of each token, computed by compiled kernels; zeros for padding.
+    """Return an encoder-only model's state of each token, computed by compiled kernels.
 
     Args:
         model: the model with prepacked weights.
@@ -355,7 +355,8 @@ def encode_texts(model: PrepackedEncoder, compiled: CompiledModel, ids: Tensor) 
         ids: token ids, padded at the right, (B, S); all are of the first token type.
 
     Returns:
-        Float32, (B, S, D); None if `count_tokens` is None, that is, if padding is between tokens or a text is empty.
+        Float32, (B, S, D), with zeros for padding. None if padding precedes a token, or if a text or the batch is
+        empty.
 
     Raises:
         IndexError: an id is out of range, so that machine code would read out of bounds.

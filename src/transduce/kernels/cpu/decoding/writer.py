@@ -120,7 +120,10 @@ class StepArguments(NamedTuple):
 
 
 class Weights:
-    """The weights that a model's kernels read by index from a list of addresses, in the order of their first use."""
+    """A list of the weights of a model, from which kernels load addresses by index.
+
+    The weights are in the order of their first use.
+    """
 
     def __init__(self, d_model: int) -> None:
         self.zeros = torch.zeros(d_model)
@@ -180,13 +183,19 @@ class ModelEmitter:
         return made
 
     def weight(self, tensor: Tensor, first_byte: int = 0) -> Value:
-        """Return a pointer to a weight, `first_byte` bytes after its start; kernels load the address from a list."""
+        """Return a pointer to byte `first_byte` of a weight.
+
+        The emitted code loads the weight's address from the list `StepArguments.weights`.
+        """
         k = self.k
         address = k.load(k.element_pointer(self.pointers.weights, self.weights.index_of(tensor), I64), I64)
         return k.element_pointer(k.pointer(address), first_byte, I8)
 
     def matrix(self, tensor: Tensor) -> tuple[Value, Value]:
-        """Return pointers to a matrix of which kernels read single rows, and to its file rows (`memory.file_rows`)."""
+        """Return a pointer to a matrix, and a pointer to the matrix's tensor from `memory.file_rows`.
+
+        Kernels need both pointers to read single rows of the matrix.
+        """
         self.weights.matrices.append(tensor)
         return self.weight(tensor), self.weight(file_rows(tensor))
 
@@ -206,9 +215,10 @@ class ModelEmitter:
         self._norm_embedded(embedding, pointers.x)
 
     def embed_runs(self, embedding: Embedding, weight: Tensor) -> None:
-        """Emit the embedding of every token of whole sequences, with position and token type, for the kernel `read`.
+        """Emit the embedding of every token of whole sequences, with position and token type.
 
-        Embeddings with a width of their own are made in `StepArguments.normed`, and then projected.
+        The code is for the kernel `read`. If the embedding has a projection, the embeddings are written to
+        `StepArguments.normed`, and then projected to the model width.
         """
         k, pointers, projection = self.k, self.pointers, embedding.projection
         x = pointers.x if projection is None else pointers.normed
@@ -236,7 +246,7 @@ class ModelEmitter:
 
     @property
     def position(self) -> Value:
-        """The position (an IR value) of the tokens that a step of an encoder-decoder model reads, alike in all rows."""
+        """The position (an IR value) of all tokens that a step of an encoder-decoder model reads."""
         return self.k.add(self.arguments.length, -1)
 
     def norm(self, norm: nn.Module, x: Value, out: Value) -> None:
@@ -364,11 +374,12 @@ class ModelEmitter:
         The result is written to `StepArguments.heads`.
 
         Args:
-            kind: how `lists` is read: `run`, `list` or `lists`; see `emit_attention`.
+            kind: the kind of attention function that `emit_attention` emits: `run`, `list` or `lists`.
             query_stride: the number of elements from one row of queries to the next.
-            keys: a pointer to the first key, and the number of elements between two keys; values follow the keys.
-            lists: the arguments `firsts`, `counts` and `list stride` of the function that `emit_attention` emits, which
-                say which positions a row attends to.
+            keys: a pointer to the first token's keys, and the number of elements from one token's keys to the next.
+                Each token's values follow its keys.
+            lists: the arguments `firsts`, `counts` and `list stride` of the attention function. They determine to which
+                tokens each row attends.
             to_memory: True for cross-attention, which has neither a relative position bias nor a window.
         """
         k, pointers = self.k, self.pointers
@@ -410,10 +421,11 @@ class ModelEmitter:
         k.barrier(self.share[1])
 
     def sublayer(self, residual: Residual, emit: Callable[[Value], None]) -> None:
-        """Emit a sub-layer with residual connection and norm, which comes first (pre-norm) or last (post-norm).
+        """Emit a sub-layer with its residual connection and its norm.
 
-        `emit` is called with a pointer to the sub-layer's input, and emits code that adds the sub-layer's output to the
-        residual stream.
+        `residual` determines whether the norm is applied to the sub-layer's input (pre-norm) or after the addition
+        (post-norm). `emit` is called with a pointer to the sub-layer's input, and emits code that adds the sub-layer's
+        output to the residual stream.
         """
         source = self.pointers.x
         if not isinstance(residual.norm_before, nn.Identity):

@@ -1,11 +1,13 @@
 """Emit GEMM blocks of decoding that use AMX, whose tile registers hold 16 rows of 64 bytes.
 
-One instruction multiplies two tile registers: 16 rows × 16 outputs × 64 integer inputs, or × 32 bfloat16 inputs. The
-packed weights are those of `vpdpbusd` and `vpdpbf16ps`; integer sums are equal, bfloat16 sums are added in another
-order. A function here multiplies 16 or 32 rows at a time by a block of 64 outputs. It uses 2 registers of activations,
-2 of weights and 4 of sums, so each loaded register is used twice. Meanwhile vector instructions finish the previous
-sums, and the next block of weights is prefetched into the L2 cache. For `halves`, the two registers of activations hold
-both halves of the same 16 rows.
+One instruction multiplies two tile registers: 16 rows × 16 outputs × 64 integer inputs, or × 32 bfloat16 inputs.
+Weights are packed as for the vector instructions `vpdpbusd` and `vpdpbf16ps`. Integer sums equal those of vector
+instructions. Bfloat16 sums may differ in rounding, as their products are added in another order.
+
+A function here multiplies 16 or 32 rows at a time by a block of 64 outputs. It uses 2 registers of activations, 2 of
+weights and 4 of sums, so each loaded register is used twice. Meanwhile vector instructions finish the previous sums,
+and the next block of weights is prefetched into the L2 cache. For `halves` (12-bit activations), the two registers of
+activations hold both halves of the same 16 rows.
 
 Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter "AMX".
 """
@@ -37,12 +39,14 @@ _ACTIVATIONS, _WEIGHTS = 4, 6  # indices of the first such tile registers; those
 
 
 def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
-    """Emit the functions that multiply all rows by one block of 64 outputs with AMX, followed by an epilogue.
+    """Emit functions that multiply rows by one block of 64 outputs with AMX, and then run an epilogue.
 
-    `amx_KIND_EPILOGUE_PARTS(arguments…, rows, ahead, lines)` takes 16 × parts rows at a time. Parts are 1 or 2; for
-    `halves` (12-bit activations) only 2, the two halves of 16 rows. Rows after the last one are read up to a whole tile
-    register, and ignored. At each step along the inputs, `lines` cache lines from `ahead` on are prefetched for every
-    16 rows.
+    Each function is called `amx_FORMAT_EPILOGUE_PARTS`, and takes the `MicroKernelArguments`, `rows`, `ahead` and
+    `lines`. PARTS is the number of tile registers that hold activations: 1 for 16 rows at a time, or 2 for 32 rows. For
+    `halves` (12-bit activations) PARTS is 2, and the registers hold the two halves of 16 rows.
+
+    Rows after the last one are read up to a whole tile register, and ignored. Meanwhile the memory from `ahead` on is
+    prefetched: `lines` cache lines for every 16 rows, at each step along the inputs.
     """
     k.features |= {"amx-tile", "amx-bf16" if tile.is_float else "amx-int8"}
     for parts in (2,) if tile.elements_per_activation == 2 else (1, 2):
@@ -52,10 +56,11 @@ def emit_blocks(k: KernelBuilder, tile: Tile, epilogue: str) -> None:
 
 
 def is_worthwhile(k: KernelBuilder, tile: Tile, rows: Value, width: Value) -> Value:
-    """Return the condition (an IR value) under which AMX multiplies: enough rows, and inputs that fill tile registers.
+    """Return the condition (an IR value) under which AMX multiplies instead of vector instructions.
 
-    `width` is the number of inputs. Integer formats need 4 rows. For `pairs` (bfloat16) a single row is enough: vector
-    instructions would add in another order, and results must not depend on the number of rows.
+    The `width` inputs must fill whole tile registers. Integer formats need at least 4 rows. For `pairs` (bfloat16) a
+    single row is enough: vector instructions would add in another order, and results must not depend on the number of
+    rows.
     """
     has_rows = k.build.icmp_signed(">=", rows, k.int64(1 if tile.is_float else MIN_ROWS))
     inputs_per_register = REGISTER_BYTES // tile.weight_bytes  # a power of two
@@ -95,10 +100,10 @@ def emit_rows(
 
 
 def configure(k: KernelBuilder, *, halves: bool = False) -> None:
-    """Emit the configuration of AMX's eight tile registers, 16 rows of 64 bytes each, filled with zeros.
+    """Emit the configuration of AMX's eight tile registers, which fills them with zeros.
 
-    Every thread must run this code before it uses the registers. With `halves`, register 6 has rows of 32 bytes and
-    register 7 has 8 rows, for products of half as many pairs.
+    Every thread must run this code before it uses the registers. Each register has 16 rows of 64 bytes. With `halves`,
+    register 6 has rows of 32 bytes and register 7 has 8 rows, for sums over 8 element pairs instead of 16.
     """
     name = "amx_configuration_of_halves" if halves else "amx_configuration"
     if not k.has(name):
@@ -144,9 +149,10 @@ def store(k: KernelBuilder, number: int, pointer: Value, row_bytes: int = REGIST
 
 
 def prefetch_next(k: KernelBuilder, pointer: Value, fetched: Value, count: Value) -> None:
-    """Emit prefetches of the next `count` bytes after `pointer` into the L2 cache.
+    """Emit prefetches of the next `count` bytes of some memory into the L2 cache.
 
-    `fetched` is a stack variable with the number of bytes that are prefetched already; the code increases the number.
+    The memory starts at `pointer`. `fetched` is a stack variable with the number of bytes that are prefetched already;
+    the emitted code adds `count` to it.
     """
     start = k.load_variable(fetched)
     stop = k.add(start, count)
@@ -174,10 +180,10 @@ class _Blocks:
         self.fetched = k.variable(none)  # bytes
 
     def write(self, rows: Value, ahead: Value, lines: Value) -> None:
-        """Emit a loop over blocks of rows, each of which is multiplied by the same block of weights (64 outputs).
+        """Emit a loop that multiplies `rows` rows by one block of weights (64 outputs), 16 or 32 rows at a time.
 
-        `ahead` points to the block of weights that is multiplied next. Per 16 rows, `lines` of its cache lines are
-        prefetched for every 64 bytes of inputs that are summed over.
+        The next block of weights, at `ahead`, is prefetched meanwhile: `lines` cache lines for every 16 rows, at each
+        step of 64 bytes along the inputs.
         """
         k, none = self.k, self.k.int64(0)
         self.ahead, self.lines = ahead, k.mul(lines, self.max_rows // REGISTER_ROWS)
@@ -196,10 +202,10 @@ class _Blocks:
         self._finish(none, k.int64(self.max_rows))
 
     def _multiply(self, row: Value, vector: int, each_step: Value) -> None:
-        """Emit the sums of 2 × 16 outputs from `vector` on, for the rows from `row` on, into tile registers.
+        """Emit the sums of a sub-block: the rows from `row` on, and 32 outputs from vector `vector` on.
 
-        After each step along the inputs, the epilogue of `each_step` rows of the previous sub-block is emitted, so that
-        vector and AMX instructions overlap.
+        The sums are left in tile registers. After each step along the inputs, the epilogue of `each_step` rows of the
+        previous sub-block is emitted, so that vector and AMX instructions overlap.
         """
         k, tile, args, parts = self.k, self.tile, self.arguments, self.parts
         row_bytes = k.mul(args.width, tile.elements_per_activation, tile.weight_bytes)
@@ -251,9 +257,10 @@ class _Blocks:
             self._finish_row(args, row, k.element_pointer(sums, offset), starts)
 
     def _finish_row(self, args: MicroKernelArguments, row: Value, sums: Value, starts: list[Value]) -> None:
-        """Emit the epilogue (bias, ReLU, store) of one row of sums, to which `starts` is added first.
+        """Emit the epilogue (bias, ReLU, store) of one row of sums.
 
-        `starts` is a list of two vectors: the bias, or for integers the values from which sums start.
+        `starts` has two vectors that are added to the sums first. They are the bias in floating-point formats, and the
+        initial sums in integer formats.
         """
         k, tile, totals = self.k, self.tile, {}
         for vector, start in enumerate(starts):

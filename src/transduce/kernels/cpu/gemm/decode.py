@@ -94,7 +94,7 @@ def emit_quantization(k: KernelBuilder, tile: Tile) -> None:
     """Emit `round_<format>(x, N, D, rounded, scales, thread, threads)`, which quantizes float32 rows x (N, D).
 
     For integer tiles, the function writes the quantized rows and each row's scale, float32 (N,). For `pairs`, it
-    converts to bfloat16 and does not write `scales`. tiles of format `floats` need no such function.
+    converts to bfloat16 and does not write `scales`. Tiles of format `floats` need no such function.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, I64, I64)
     with k.function(f"round_{tile.format}", *kinds) as (x, rows, width, rounded, scales, *share):
@@ -230,9 +230,10 @@ def _load_weights(k: KernelBuilder, tile: Tile, line: Value, number: int) -> Val
 
 
 def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value], weights: Sequence[Value]) -> Value:
-    """Return total + inputs · weights for quantized integers, a vector of 32-bit sums.
+    """Return total + inputs · weights, a vector of 32-bit integer sums.
 
-    Each sum takes the products of a group of inputs. For `sextets`, `inputs` and `weights` have two groups, else one.
+    `inputs` and `weights` are sequences of vectors of quantized numbers. Each vector has one group of inputs (32 bits)
+    for each sum. The sequences have two vectors for the format `sextets`, else one.
     """
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
     if tile.format in ("bytes", "halves"):
@@ -275,6 +276,9 @@ class CompiledLinear(nn.Module):
         """Quantize and pack a float32 matrix (O, D), where D is a multiple of `INPUT_MULTIPLE`; a None bias is 0.
 
         If the matrix is on the meta device, only shapes and dtypes are determined.
+
+        Raises:
+            TransduceError: 32-bit sums of products could overflow.
         """
         super().__init__()
         outputs, width = weight.shape
@@ -302,9 +306,13 @@ class CompiledLinear(nn.Module):
         return weight.new_empty(blocks, dtype=dtype), *vectors
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        """Return four tensors: packed weights, (P / C, D / group, C, group), initial sums, scales and bias, (P,) each.
+        """Return four tensors: packed weights, initial sums, weight scales and bias.
 
-        P is the number of outputs O, padded to blocks of C outputs; `Tile.group` inputs share 32 bits.
+        The packed weights are (P / C, D / group, C, group), where group is `Tile.group`. The other tensors are (P,)
+        each. P is the number of outputs O, padded to whole blocks of C outputs.
+
+        Raises:
+            TransduceError: 32-bit sums of products could overflow.
         """
         tile, padding = self.tile, self.padded_outputs - self.outputs
         rounded, initial_sums, weight_scales = _round(weight, tile)
@@ -315,9 +323,10 @@ class CompiledLinear(nn.Module):
 
     @property
     def layout(self) -> str:
-        """A text with the format and order of the packed weights, by which a cache knows that its file is usable.
+        """A text that identifies the format and order of the packed weights.
 
-        The text depends on the processor and the version of the packing code.
+        Packed weights in a cache file are usable only if the file was written with the same text. The text depends on
+        the processor and the version of the packing code.
         """
         return f"{_LAYOUT_VERSION} {self.tile.format} {self.tile.lanes}x{self.tile.vectors}"
 
@@ -346,10 +355,14 @@ class CompiledLinear(nn.Module):
 
 
 def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a matrix (O, D) quantized to a tile's number format, the initial sums (O,) and the weight scales (O,).
+    """Return a quantized weight matrix (O, D), the initial sums (O,) and the weight scales (O,).
 
-    An initial sum subtracts what the zero point of activations adds. For floating-point tiles, initial sums and scales
-    are zero.
+    The matrix has the tile's number format. In floating-point formats, initial sums and scales are zero. In integer
+    formats, an output's sum of products starts with its initial sum, which cancels the contribution of the activations'
+    zero point.
+
+    Raises:
+        TransduceError: 32-bit sums of products could overflow.
     """
     if tile.is_float:
         dtype = torch.bfloat16 if tile.format == "pairs" else torch.float32
@@ -369,10 +382,10 @@ def _round(weight: Tensor, tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check_sums(rounded: Tensor, tile: Tile) -> None:
-    """Refuse quantized weights (O, D) with which 32-bit sums of products could overflow.
+    """Check that 32-bit sums of products cannot overflow with quantized weights (O, D).
 
     Raises:
-        TransduceError: the magnitudes of an output's weights are too large for the greatest inputs.
+        TransduceError: the greatest possible inputs would make an output's sum overflow.
     """
     greatest = tile.max_quantized * int(rounded.abs().sum(dim=1, dtype=torch.int64).max())
     if greatest >= 2**31:
@@ -390,9 +403,13 @@ class CompiledVocabulary(CompiledLinear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, tile: Tile) -> None:
-        """Pack the matrix (V, D), and keep the original, from which the likeliest tokens' logits are computed again.
+        """Pack the matrix (V, D), and keep the original to compute the likeliest tokens' logits again.
 
-        With tied embeddings the original takes no extra memory. A None bias is 0; that of padding outputs is -inf.
+        With tied embeddings the original takes no extra memory. If `bias` is None, the bias is 0. Padding outputs have
+        the bias -inf, so that they are never selected.
+
+        Raises:
+            TransduceError: 32-bit sums of products could overflow.
         """
         super().__init__(weight, bias, tile)
         self.exact_weight = weight
@@ -452,12 +469,14 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "laye
 
     The number of bits of activations depends on `use`:
 
-    * `layer`: 8 bits for at least `MIN_INPUTS_FOR_8_BITS` inputs, if the processor multiplies 8-bit numbers; else 12;
+    * `layer`: 8 bits if the processor multiplies 8-bit numbers and there are at least `MIN_INPUTS_FOR_8_BITS` inputs;
+      else 12;
     * `memory` (keys and values of cross-attention): 12 bits;
     * `vocabulary`: 8 bits or, on processors without such multiplications, 6; the likeliest logits are computed again.
 
     Raises:
         TransduceError: the number of inputs is no multiple of `INPUT_MULTIPLE`, or sums could exceed 32 bits.
+        AssertionError: there are no kernels for this processor.
     """
     if weight.shape[1] % INPUT_MULTIPLE:
         raise TransduceError(
@@ -474,9 +493,10 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None, use: LinearUse = "laye
 
 
 def make_float_linear(tile: Tile) -> MakeLinear:
-    """Return a function that makes linear layers in the floating-point format of a tile (a `prepacked.MakeLinear`).
+    """Return a function that makes linear layers in the floating-point format of a tile.
 
-    AMX is used only if it gives the results of vector instructions on this machine.
+    The function is a `prepacked.MakeLinear`. AMX is used only if it gives the results of vector instructions on this
+    machine.
     """
     if tile.amx and not amx_matches_vectors(tile):
         tile = tile._replace(amx=False)

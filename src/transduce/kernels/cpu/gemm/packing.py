@@ -158,10 +158,12 @@ class Packer:
                     k.store(self._join(values), k.element_pointer(target, k.mul(pair, width), I32))
 
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Emit code that packs columns of a gradient as left-operand rows, and adds the sums to `gradient.sums`.
+        """Emit code that packs columns of a gradient as rows of a left operand.
 
-        The rows of a tile are stored pair by pair: the first pair of each row, then the second pair of each row.
-        Columns span whole vectors. Rows after the gradient's last one count as zeros.
+        `tiles` are the tiles of these rows, and `span` the pairs to pack. Within a tile, the first pairs of all rows
+        come first, then the second pairs of all rows, and so on. The tiles must span whole vectors of columns. Rows
+        after the gradient's last one count as zeros. Each column's sum is added to `gradient.sums`, unless that address
+        is 0.
         """
         k, matrix, tile_rows = self.k, gradient.matrix, self.layout.tile_rows
         start, stop = (k.build.sdiv(k.mul(each, tile_rows), k.int64(k.lanes)) for each in tiles)
@@ -209,10 +211,10 @@ class Packer:
         return k.mul(groups, row_multiple // self.layout.group)
 
     def _each_strip(self, first: Value, last: Value) -> Iterator[list[Value]]:
-        """Emit loops over the vectors of columns [first, last), four at a time, then one by one.
+        """Emit a loop over the column vectors [first, last), four at a time, and a loop over the remaining vectors.
 
-        For each of the two loops, yield a list of the first columns of its vectors (IR values); the caller emits the
-        body.
+        Yield once for each loop: a list of the first columns of the vectors in an iteration (IR values). The caller
+        emits the loop's body.
         """
         k, start = self.k, first
         for count in (_STRIP, 1):
@@ -250,7 +252,10 @@ class Packer:
         return k.build.select(k.build.icmp_signed("<", row, matrix.rows), value, ir.Constant(kind, None))
 
     def _fetch(self, matrix: Matrix, rows: list[Value], columns: list[Value]) -> None:
-        """Emit prefetches of the elements eight rows below `rows`, too far apart for the hardware prefetcher."""
+        """Emit prefetches of the elements that lie eight rows below `rows`, in the given columns.
+
+        The rows are too far apart for the hardware prefetcher.
+        """
         k = self.k
         for row, column in product(rows, columns[:: _LINE_BYTES // (k.lanes * self.layout.bytes)]):
             k.prefetch(self._pointer(matrix, k.add(row, _AHEAD), column))
@@ -348,10 +353,11 @@ class EpilogueEmitter(NamedTuple):
 
 
 def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
-    """Emit the multiplication of the row tiles [args.first, args.last) by one packed panel, with AMX.
+    """Emit the multiplication of row tiles by one packed panel, with AMX.
 
-    A 16-row part of a tile that would reach past the last row starts earlier and computes some rows again. `ends` emits
-    the epilogue of each row.
+    The tiles are every `args.step`-th from `args.first` to below `args.last`. Each tile has parts of 16 rows. A part
+    that would reach past the last row starts earlier, and computes some rows again. `ends` emits the epilogue of each
+    row.
     """
     panels = _Panels(k, args, ends)
     with k.loop(args.first, args.last, args.step) as number:
@@ -360,9 +366,10 @@ def emit_panels(k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -
 
 
 class _Panels:
-    """An emitter of the AMX multiplication by one panel, which interleaves a tile with the previous tile's epilogue.
+    """An emitter of the AMX multiplication by one panel.
 
-    So vector instructions work while AMX multiplies.
+    The epilogue of each tile is interleaved with the multiplication of the next tile, so that vector and AMX
+    instructions overlap.
     """
 
     def __init__(self, k: KernelBuilder, args: PanelArguments, ends: EpilogueEmitter) -> None:
@@ -382,7 +389,7 @@ class _Panels:
     def write_tile(self, number: Value) -> None:
         """Emit the multiplication of row tile `number`, interleaved with the epilogue of the previous tile.
 
-        The sums go to a buffer, or to the partial sums in memory if pairs remain to be added.
+        Finished sums go to a buffer. If pairs remain to be added, the sums go to the partial sums in memory.
         """
         k, args = self.k, self.args
         count = k.build.sub(number, args.first)
@@ -414,9 +421,10 @@ class _Panels:
                     amx.store(k, n, pointer)
 
     def _multiply(self, left: Value, parts: list[Value]) -> None:
-        """Emit the sums of a tile with AMX; after every 16 pairs, emit the epilogue of rows of the previous tile.
+        """Emit the AMX multiplication of one tile, interleaved with the epilogue of the previous tile.
 
-        `left` points to the tile's rows, and `parts` holds the first row of each 16-row part.
+        The sums are left in tile registers. After every 16 pairs, the epilogue of some rows is emitted. `left` points
+        to the tile's packed rows, and `parts` has the index of the first row of each 16-row part.
         """
         k, args = self.k, self.args
         with k.loop(0, k.build.sdiv(args.depth, k.int64(STEP))) as step:
@@ -472,7 +480,10 @@ _APART = 4  # distance of rows that are read at once: several streams use more m
 
 
 class AmxPacker(Packer):
-    """A packer for AMX, which packs matrices in blocks of rows that suit the TLB; matrices must have whole panels."""
+    """A packer for AMX; the matrices must consist of whole panels.
+
+    Matrices are packed in blocks of rows that suit the TLB.
+    """
 
     @override
     def pack(self, matrix: Matrix, to: Value) -> None:
@@ -490,7 +501,7 @@ class AmxPacker(Packer):
     def pack_rows(self, matrix: Matrix, tiles: TileRange, span: PairRange, to: Value) -> None:
         """Emit code that packs rows of the left operand in the layout of tile registers: 16 rows by 16 element pairs.
 
-        A 16-row part of a tile that would reach past the last row starts earlier.
+        Each tile has parts of 16 rows. A part that would reach past the matrix's last row starts earlier.
         """
         k = self.k
         pairs = k.build.sdiv(matrix.columns, k.int64(2))
@@ -510,10 +521,10 @@ class AmxPacker(Packer):
 
     @override
     def pack_gradient(self, gradient: Gradient, tiles: TileRange, span: PairRange, to: Value) -> None:
-        """Emit code that packs columns of a gradient for tile registers, and adds the column sums to `gradient.sums`.
+        """Emit code that packs columns of a gradient as rows of a left operand, for tile registers.
 
-        The layout is that of `pack_rows`: columns of the gradient become rows, and products sum over the gradient's
-        rows.
+        The layout is that of `pack_rows`. Products sum over the gradient's rows. Each column's sum is added to
+        `gradient.sums`, unless that address is 0.
         """
         k, matrix = self.k, gradient.matrix
         with k.loop(0, span.count, k.lanes) as first, k.loop(*tiles) as tile:
@@ -532,7 +543,7 @@ class AmxPacker(Packer):
     def _tile(self, to: Value, tile: Value, tiles: TileRange, span: PairRange) -> Value:
         """Return a pointer to the packed rows of tile number `tile`.
 
-        `to` points to those of the first tile of the range `tiles`, each of which has `span.count` pairs per row.
+        `to` points to the packed rows of the first tile of `tiles`. Each row has `span.count` pairs.
         """
         k = self.k
         return k.element_pointer(to, k.mul(k.build.sub(tile, tiles.first), span.count, TILE_ROWS), I32)

@@ -62,7 +62,10 @@ TILE_TYPES: tuple[Any, ...] = (POINTER, POINTER, I64, POINTER, I64)
 
 
 def multiply_pairs(k: KernelBuilder, total: Value, one: Value, other: Value) -> Value:
-    """Return `total`, float32 sums, plus the two products of each bfloat16 pair of one vector with the other's pair."""
+    """Return `total` plus the products of two vectors of bfloat16 pairs.
+
+    `total` is a vector of float32 sums. Each sum receives both products of its pair.
+    """
     pairs = (k.build.bitcast(value, ir.VectorType(BFloat(), 2 * k.lanes)) for value in (one, other))
     return k.intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", k.floats, total, *pairs)
 
@@ -124,7 +127,8 @@ class GemmEmitter:
     def multiply(self, gemm: Gemm, thread: Value, threads: Value) -> None:
         """Emit a matrix multiplication, in which each thread computes some rows of the result.
 
-        A thread multiplies a block of rows, which fits in a cache beside a panel, by all panels before the next block.
+        A thread multiplies a block of rows by all panels before the next block. The block fits in a cache beside a
+        panel.
         """
         if gemm.partial_sums is None:
             self._multiply_whole(gemm, thread, threads)
@@ -179,11 +183,11 @@ class GemmEmitter:
         return k.thread_range(k.build.sdiv(k.add(gemm.rows, tile_rows - 1), k.int64(tile_rows)), thread, threads)
 
     def accumulate_gradient(self, gemm: Gemm, gradient: Gradient, thread: Value, threads: Value) -> None:
-        """Emit a weight gradient, out += gradientᵀ · panels, and the bias gradient, `gradient.sums` += column sums.
+        """Emit a weight gradient, out += gradientᵀ · panels, and the bias gradient.
 
-        Either is omitted if its address is 0. For each block of gradient columns, a thread packs `layout.depth` pairs
-        into its scratch space, and multiplies them by all panels. One cache level holds the packed pairs, another a
-        panel.
+        The column sums of the gradient are added to the bias gradient, `gradient.sums`. A gradient whose address is 0
+        is omitted. For each block of gradient columns, a thread packs `layout.depth` pairs at a time into its scratch
+        space, and multiplies them by all panels. One cache level holds the packed pairs, another a panel.
         """
         k, layout = self.k, self.layout
         each = k.lanes // layout.tile_rows  # tiles of a vector of columns
@@ -203,18 +207,18 @@ class GemmEmitter:
                 )
 
     def multiply_lower_triangle(self, gemm: Gemm, thread: Value, threads: Value) -> None:
-        """Emit a GEMM with a square result, of which only the part on and below the diagonal is computed.
+        """Emit a GEMM with a square, symmetric result, of which only one half is computed.
 
-        The caller knows that the result is symmetric. Tiles on the diagonal also compute some elements above it.
-        Threads alternate in taking tiles. The number of rows is a multiple of a tile's.
+        The half is the part on and below the diagonal. Tiles on the diagonal also compute some elements above it. In
+        each panel, a thread computes every `threads`-th row tile. The number of rows must be a multiple of a tile's.
         """
         k, tile_rows = self.k, self.layout.tile_rows
         tiles = k.build.sdiv(gemm.rows, k.int64(tile_rows))
 
         def thread_tiles(column: Value) -> tuple[Value, Value, Value]:
-            """Return (first, last, step) of the row tiles that a thread computes for a panel, from the diagonal on.
+            """Return (first, last, step) of the row tiles that the current thread computes for a panel.
 
-            `column` is the panel's first column.
+            `column` is the panel's first column. Row tiles above the diagonal are left out.
             """
             first = k.build.sdiv(column, k.int64(tile_rows))
             offset = k.build.srem(k.add(k.build.sub(thread, first), k.mul(threads, tiles)), threads)
@@ -228,10 +232,10 @@ class GemmEmitter:
         tiles: Callable[[Value], tuple[Value, Value, Value | int]],
         span: PairRange | None = None,
     ) -> None:
-        """Emit a loop that multiplies row tiles by each panel of columns, and by a narrower last panel.
+        """Emit a loop that multiplies row tiles by each panel of columns; the last panel may be narrower.
 
-        `tiles` returns (first, last, step) of the row tiles to multiply, for a panel's first column. `span` is the
-        range of pairs to sum; None: all.
+        `tiles` returns (first, last, step) of the row tiles, given a panel's first column. `span` is the range of pairs
+        to sum; None: all.
         """
         k, panel = self.k, self.layout.panel
         span = span or PairRange(k.int64(0), gemm.pairs)
@@ -243,7 +247,7 @@ class GemmEmitter:
                 self._panel(gemm, tiles(full_end), full_end, width, span)
 
     def _narrow_panels(self) -> Sequence[int]:
-        """Return a sequence of the widths in columns, less than a panel's, that the last panel of a matrix may have."""
+        """Return a sequence of the widths, in columns, that a narrower last panel may have."""
         return range(self.k.lanes, self.layout.panel, self.k.lanes)
 
     def _panel(
@@ -287,9 +291,10 @@ class GemmEmitter:
         return k.element_pointer(gemm.panels, k.add(k.mul(column, gemm.pairs), k.mul(span.first, width)), I32)
 
     def _values_from(self, gemm: Gemm, column: Value, offset: Value) -> tuple[Value, ...]:
-        """Return a tuple of the epilogue's arguments, with addresses moved to a tile's first element.
+        """Return a tuple of the epilogue's arguments for one tile.
 
-        `column` is the tile's first column, and `offset` the index of its first element in the result.
+        Addresses are moved to the tile's first element. `column` is the tile's first column, and `offset` the index of
+        the tile's first element in the result.
         """
         k = self.k
         if not gemm.values:
@@ -362,10 +367,13 @@ class GemmEmitter:
         k.store(k.to_bfloat16(value), k.element_pointer(out, offset, I16))
 
     def _apply_relu_masks(self, value: Value, offset: Value, values: list[Value]) -> Value:
-        """Return the bits of a vector of results with zeros where a ReLU was closed, and record which are positive.
+        """Emit the use of the epilogue's two bit masks for a vector of results; return the masked vector.
 
-        Of the two bit arrays of the epilogue `bias`, the first receives which elements are positive, and the second
-        says which elements become zero, where its bits are 0. Address 0 omits either.
+        Where the vector is positive, bits of the first mask are set. Where bits of the second mask are 0, elements
+        become zero. A mask whose address is 0 is not used.
+
+        `value` and the result hold the bits of floating-point numbers. `offset` is the index of the vector's first
+        element in the GEMM's result, and `values` are the arguments of the epilogue `bias`.
         """
         k, (written_mask, read_mask) = self.k, values[3:]
         zeros = ir.Constant(value.type, None)
@@ -390,9 +398,11 @@ class GemmEmitter:
         return self.k.build.select(self.k.build.fcmp_ordered("<", value, floor), floor, value)
 
     def _add_pair(self, sums: list[list[Value]], left: Value, panel: Value, pair: Value, stride: Value | None) -> None:
-        """Emit the product of one element pair of each row of a tile with the panel's columns, added to the sums.
+        """Emit the addition of one element pair's products to the sums of a tile.
 
-        `stride` is the number of pairs between rows of the left operand, or None if rows are packed pair by pair.
+        Pair number `pair` of each row of the left operand is multiplied by the same pair of each column of the panel.
+        `stride` is the number of pairs from one row of the left operand to the next; None: rows are packed pair by
+        pair.
         """
         k = self.k
         vectors = len(sums[0])
@@ -568,10 +578,10 @@ class AmxGemmEmitter(GemmEmitter):
             amx.release(k)
 
     def _each_block(self, gemm: Gemm, thread: Value, threads: Value) -> Iterator[_Block]:
-        """Emit a loop over the current thread's blocks of the result; yield one `_Block`, for the loop's body.
+        """Emit a loop over the current thread's blocks of the result; yield one `_Block`.
 
-        The caller emits the body. If one pass covers the whole summed dimension, no partial sums are stored: a block
-        has all columns, and as many rows as fit.
+        The `_Block` describes the block of an iteration, and the caller emits the loop's body. If one pass covers the
+        whole summed dimension, no partial sums are stored. A block then has all columns, and as many rows as fit.
         """
         k, layout = self.k, self.layout
         first, last = self._own_tiles(gemm, thread, threads)
@@ -654,7 +664,7 @@ class AmxGemmEmitter(GemmEmitter):
             k.call(tile_name(gemm.epilogue, AMX_VECTORS), *args, *self._values_from(gemm, column, column))
 
     def _common_arguments(self, gemm: Gemm, column: Value, span: PairRange) -> dict[str, Value]:
-        """Return a dict of those arguments of the tile function that are alike for packed and unpacked rows."""
+        """Return a dict of the tile function's arguments that are the same for packed and unpacked rows."""
         k = self.k
         return {
             "panel": self._panel_from(gemm, column, self.layout.panel, span),
@@ -666,7 +676,7 @@ class AmxGemmEmitter(GemmEmitter):
 
     @override
     def _narrow_panels(self) -> Sequence[int]:
-        """Return an empty sequence, since AMX needs whole panels and none is narrower."""
+        """Return an empty sequence, since AMX needs whole panels."""
         return ()
 
     @override

@@ -300,6 +300,9 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str 
         weight: (O, I).
         bias: (O,); None: no bias.
         activation: None, or "relu".
+
+    Raises:
+        AssertionError: there are no kernels for the dtype on this processor.
     """
     out, packed = x.new_empty(len(x), len(weight)), torch.empty_like(weight)
     run_forward(x, weight, out, packed, bias=bias, lower_bound=0.0 if activation == "relu" else float("-inf"))
@@ -307,14 +310,22 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, activation: str 
 
 
 def linear_backward(gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientSums, *, needs_x: bool) -> Tensor | None:
-    """Run the backward pass of a linear layer; return the gradient of x, (N, I), if `needs_x`, else None.
+    """Run the backward pass of a linear layer; return the gradient of x.
+
+    `gradient`, x and `weight` are contiguous and of one dtype.
 
     Args:
-        gradient: of the output, (N, O), contiguous, as are x and weight, all of one dtype.
+        gradient: the gradient of the output, (N, O).
         x: (N, I).
         weight: (O, I).
         sums: tensors that the weight and bias gradients are added to.
         needs_x: True if the gradient of x is requested.
+
+    Returns:
+        The gradient of x, (N, I); None if `needs_x` is False.
+
+    Raises:
+        AssertionError: there are no kernels for the dtype on this processor.
     """
     result = torch.empty_like(x) if needs_x else None
     run_backward(gradient, x, weight, result, sums, torch.empty_like(weight))
@@ -324,7 +335,7 @@ def linear_backward(gradient: Tensor, x: Tensor, weight: Tensor, sums: GradientS
 class PackedProjection:
     """A vocabulary projection whose weight is packed once and then multiplied by several blocks of rows.
 
-    The class implements `Projection`. The vocabulary is padded to a size C that the GEMM kernels take.
+    The class implements `Projection`. The vocabulary is padded to C tokens, a number that the GEMM kernels support.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, columns: int) -> None:
@@ -353,9 +364,10 @@ class PackedProjection:
         run_backward(gradient, x, weight, grad_x, GradientSums(weight_sum), packed)
 
     def _packed_weight(self, number: int) -> tuple[Tensor | None, Tensor]:
-        """Return a pair: the weight that the kernel must still pack, or None, and the tensor of the packed weight.
+        """Return the weight that the kernel must still pack, and the tensor for the packed weight.
 
-        `number` is 0 for the forward and 1 for the backward pass, which pack the weight differently.
+        `number` is 0 for the forward and 1 for the backward pass, which pack the weight differently. If the weight is
+        packed already for this pass, None is returned instead of the weight, and the tensor holds the packed weight.
         """
         packed = self._packed[number]
         if packed is not None:
@@ -393,11 +405,21 @@ def run_forward(
     relu_mask: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `forward`, which writes x · weightᵀ + bias to `out`, no less than `lower_bound`.
+    """Run the kernel `forward`, which computes a linear layer.
 
-    `packed_weight` receives the packed weight, or holds it already if `weight` is None. If `streams` is False, even
-    large outputs are written to the caches. `relu_mask` receives N × O bits, in bytes, that are set where outputs are
-    positive; None: not requested. If `tile` is None, the tile for x's dtype is used.
+    Args:
+        x: (N, I).
+        weight: (O, I); None: `packed_weight` holds the packed weight already.
+        out: receives x · weightᵀ + bias, (N, O).
+        packed_weight: receives the packed weight, unless `weight` is None.
+        bias: (O,); None: no bias.
+        lower_bound: smaller outputs are replaced by this number, such as 0 for ReLU.
+        streams: False if even large outputs are to be written to the caches, not past them.
+        relu_mask: receives N × O bits, in bytes, that are set where outputs are positive; None: not requested.
+        tile: the kernel's `Tile`; None: that for x's dtype.
+
+    Raises:
+        AssertionError: `tile` is None, and there are no kernels for the dtype on this processor.
     """
     tile = tile or require_gemm_tile(x.dtype)
     scratch = process_stack().allocate(torch.get_num_threads() * gemm_emitter_of(tile).thread_bytes)
@@ -420,9 +442,9 @@ def run_forward(
 
 
 def is_nontemporal(size: int) -> bool:
-    """Return whether a result of `size` bytes is to be written past the caches (non-temporal stores): from 3 MiB on.
+    """Return whether a result of `size` bytes should be written past the caches, by non-temporal stores.
 
-    A large result would evict everything else from the caches.
+    Results of 3 MiB or more should be, as they would evict everything else from the caches.
     """
     return size >= _STREAMED_BYTES
 
@@ -449,11 +471,21 @@ def run_backward(
     relu_mask: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
-    """Run the kernel `backward`, which writes the gradient of x to `grad_x` and adds the others to `sums`.
+    """Run the kernel `backward`, which computes the gradients of a linear layer.
 
-    If `grad_x` or a tensor of `sums` is None, that gradient is not computed. `packed_weight` receives the packed
-    weight, or holds it already if `weight` is None. If x is the output of a ReLU, `relu_mask` has N × I bits that are
-    set where x is positive, and `grad_x` becomes the gradient of the ReLU's input.
+    Args:
+        gradient: the gradient of the output, (N, O).
+        x: (N, I).
+        weight: (O, I); None: `packed_weight` holds the packed weight already.
+        grad_x: receives the gradient of x, (N, I); None: not requested.
+        sums: tensors that the weight and bias gradients are added to.
+        packed_weight: receives the packed weight, unless `weight` is None.
+        relu_mask: if x is the output of a ReLU, N × I bits that are set where x is positive. `grad_x` then receives the
+            gradient of the ReLU's input. None: x is no such output.
+        tile: the kernel's `Tile`; None: that for x's dtype.
+
+    Raises:
+        AssertionError: `tile` is None, and there are no kernels for the dtype on this processor.
     """
     tile = tile or require_gemm_tile(x.dtype)
     multiplier = gemm_emitter_of(tile)

@@ -6,10 +6,10 @@ number of threads. All threads run the same kernel, split its work, and meet at 
 
 import ctypes
 import hashlib
-import math
 import os
 import platform
 import struct
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 import torch
 from torch import Tensor
 
-from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Value
+from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Outline, Value
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
 
 # --- cache of machine code ---
-# A file's name is a hash of everything the code depends on: the IR, the processor and LLVM's version. Small files,
-# whose names are hashes of outlines and of the package's source code, hold such names. Each file begins with a
-# checksum, so truncated or damaged files are ignored. Without a writable folder nothing is cached.
+# A file's name is a hash of everything the code depends on: IR, options, processor and LLVM's version. Small files,
+# whose names are hashes of outlines, hold such names. Each file begins with a checksum, so truncated or damaged files
+# are ignored. Without a writable folder nothing is cached.
 
 
 CACHE_VARIABLE = "TRANSDUCE_CACHE"
@@ -43,7 +43,7 @@ _CHECKSUM_BYTES = _CHECKSUM().digest_size
 
 
 def cache_key(*parts: Any) -> str:
-    """Return a SHA-256 hash, in hexadecimal, of everything that machine code depends on: IR, processor, LLVM's version.
+    """Return a SHA-256 hash, in hexadecimal, of everything that machine code depends on: IR, options, processor, LLVM.
 
     The hash is the name of the code's file in the cache.
     """
@@ -53,7 +53,8 @@ def cache_key(*parts: Any) -> str:
 def load_cached_code(key: str) -> bytes | None:
     """Return the machine code that is in the cache under a key, and mark its file as recently used.
 
-    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum.
+    The result is None if there is no such file, if it cannot be read, or if it does not match its checksum. It is also
+    None if there is no usable cache folder.
     """
     if (path := _path(key)) is None:
         return None
@@ -67,10 +68,11 @@ def load_cached_code(key: str) -> bytes | None:
 
 
 def cache_code(key: str, code: bytes) -> None:
-    """Write machine code to the cache under a key; without a cache folder, or if writing fails, nothing is cached.
+    """Write machine code to the cache under a key.
 
-    The file is replaced atomically, so concurrent readers never see part of it. Afterwards at most 2,000 files remain:
-    the least recently used ones beyond are deleted.
+    Nothing is cached if there is no usable cache folder, or if writing fails. The file is replaced atomically, so
+    concurrent readers never see part of it. Afterwards the least recently used files are deleted until at most 2,000
+    remain.
     """
     if (path := _path(key)) is None:
         return
@@ -99,9 +101,10 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _path(key: str) -> Path | None:
-    """Return the path of the cached code for a key; None if caching is disabled or another user owns the folder.
+    """Return the path of the cached code for a key; None if there is no usable cache folder.
 
-    The result is None too if there is no home directory for the folder, or if the folder cannot be examined.
+    A folder is not usable if caching is disabled, if another user owns the folder, if there is no home directory, or if
+    the folder cannot be examined.
     """
     try:
         folder = _folder()
@@ -126,39 +129,6 @@ def _folder() -> Path | None:
     base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
     return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
 
-
-class _Sources:
-    """The source files on which emitted IR depends, as they were when this module was imported.
-
-    Python code that was imported before a file changed does not match the file. So outlines identify machine code only
-    while the files are as they were, and if the youngest was a minute old when this module was imported.
-    """
-
-    _SETTLED = 60.0  # seconds
-
-    def __init__(self, package: Path, now: float) -> None:
-        """Read the files of a package at the time `now`, in seconds since 1970."""
-        self._paths = [path for folder in ("kernels", "model") for path in sorted((package / folder).rglob("*.py"))]
-        self._stamps = self._read_stamps()
-        self.digest = _CHECKSUM(b"\0".join(path.read_bytes() for path in self._paths if self._stamps)).hexdigest()
-        """A hash of the files' contents."""
-        youngest = max((time for stamp in self._stamps for time in stamp[:2]), default=math.inf)
-        self._is_settled = youngest * 1e-9 < now - self._SETTLED
-
-    def are_current(self) -> bool:
-        """Return whether outlines identify the code that this process emits."""
-        return self._is_settled and self._read_stamps() == self._stamps
-
-    def _read_stamps(self) -> list[tuple[int, int, int]]:
-        """Return a list of the times and the size of each file; the list is empty if a file cannot be read."""
-        try:
-            found = [path.stat() for path in self._paths]
-        except OSError:
-            return []
-        return [(each.st_mtime_ns, each.st_ctime_ns, each.st_size) for each in found]
-
-
-_SOURCES = _Sources(Path(__file__).parents[3], time.time())
 
 # --- compilation ---
 
@@ -290,17 +260,18 @@ def require_integer_tile() -> Tile:
     return tile
 
 
-def _new_builder(name: str, tile: Tile, *, is_outline: bool) -> KernelBuilder:
-    """Return a new IR builder with an empty module, or an empty outline, for this processor's vector registers.
+def _new_builder(name: str, tile: Tile, outline: Outline | None) -> KernelBuilder:
+    """Return a new IR builder for this processor's vector registers.
 
-    The kernels support several threads if PyTorch ships an OpenMP library.
+    The builder has an empty module. With an `outline`, it makes an outline, a short description of the IR. The kernels
+    support several threads if PyTorch ships an OpenMP library.
     """
     return KernelBuilder(
         name,
         tile.lanes,
         threaded=find_openmp() is not None,
         has_bfloat16_rounding=tile.lanes == AVX512_TILE.lanes and _has_pairs(),
-        is_outline=is_outline,
+        outline=outline,
     )
 
 
@@ -320,9 +291,10 @@ _Arguments = TypeVar("_Arguments", bound=NamedTuple)
 
 @contextmanager
 def kernel_of(k: KernelBuilder, name: str, arguments: type[_Arguments]) -> Iterator[tuple[_Arguments, Value, Value]]:
-    """Emit a kernel as `kernel` does, whose arguments are the fields of the named tuple `arguments`, and yield them.
+    """Emit a kernel whose arguments are the fields of the named tuple class `arguments`.
 
-    The thread index and the thread count follow them.
+    The kernel's code is emitted in the body of `with`. Yield (arguments, thread index, thread count), where the
+    arguments are an instance of the class.
     """
     with kernel(k, name, len(arguments._fields)) as (numbers, thread, threads):
         yield arguments(*numbers), thread, threads
@@ -348,34 +320,34 @@ def compile_kernels(
 ) -> dict[str, CompiledKernel]:
     """Compile the kernels `names` of one module; return a dict from names to `CompiledKernel`.
 
-    Machine code that this or another process made from the same IR, for the same processor, is used again. It is found
-    by the module's outline, without its IR, if the package's source files have not changed since (see `_Sources`).
+    Machine code is reused if this or another process has compiled the same IR for the same processor. If the module's
+    outline is exact, machine code is found by it, and the IR need not be emitted (see `Outline`).
 
     Args:
         name: the module's name.
         tile: the `Tile` whose vector length the kernels have.
         names: the names of the kernels.
-        emit: emits the kernels with a builder. It is called once for the outline and, if no code is known for that,
-            once for the IR.
+        emit: emits the kernels with a builder. It is called for the outline, if outlines may be used. It is called for
+            the IR if no machine code was found by the outline.
     """
     outline_key = None
     processor, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    if _SOURCES.are_current():
-        outline = _new_builder(name, tile, is_outline=True)
-        emit(outline)
-        traits = names, tile, outline.threaded, outline.has_bfloat16_rounding
-        versions = llvmlite.__version__, llvm.llvm_version_info, _SOURCES.digest
-        outline_key = cache_key(
-            outline.module, outline.notes, sorted(outline.features), *traits, processor, features, *versions
-        )
+    outline = Outline(KernelBuilder, _make_code, _target_machine)
+    k = _new_builder(name, tile, outline)
+    emit(k)
+    if outline.text is not None:
+        traits = names, tile, k.threaded, k.has_bfloat16_rounding, sorted(k.features)
+        versions = sys.version, llvmlite.__version__, llvm.llvm_version_info
+        outline_key = cache_key(k.module, outline.text, *traits, processor, features, *versions)
         with _COMPILING:
             kernels = _find_kernels(outline_key, processor, features, names)
         if kernels is not None:
             return kernels
-    k = _new_builder(name, tile, is_outline=False)
+    k = _new_builder(name, tile, None)
     emit(k)
     text, features = str(k.module), ",".join([features, *(f"+{each}" for each in sorted(k.features))])
-    key = cache_key(text, processor, features, llvm.llvm_version_info)
+    compilation = Outline(_make_code, _target_machine).text
+    key = cache_key(text, compilation, processor, features, llvmlite.__version__, llvm.llvm_version_info)
     with _COMPILING:
         if key not in _LOADED:
             machine = _target_machine(processor, features)
@@ -384,7 +356,7 @@ def compile_kernels(
                 code = _make_code(text, machine)
                 cache_code(key, code)
             _LOADED[key] = _load(code, machine, names)
-        if outline_key is not None and _SOURCES.are_current():
+        if outline_key is not None:
             _CODE_KEYS[outline_key] = key
             cache_code(outline_key, key.encode())
         return _LOADED[key]
@@ -398,7 +370,10 @@ _COMPILING = Lock()
 def _find_kernels(
     outline_key: str, processor: str, features: str, names: tuple[str, ...]
 ) -> dict[str, CompiledKernel] | None:
-    """Return the kernels of the module with an outline, from this process or from the cache; None if there are none."""
+    """Return a dict of the kernels of a module, from this process or from the cache; None if there are none.
+
+    `outline_key` is the hash of the module's outline, a short description of its IR.
+    """
     key = _CODE_KEYS.get(outline_key)
     if key is None:
         if (noted := load_cached_code(outline_key)) is None:

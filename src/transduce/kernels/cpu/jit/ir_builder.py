@@ -4,9 +4,12 @@ Python code runs once, while it emits instructions: a Python loop is unrolled, `
 the machine code. `KernelBuilder.variable` allocates mutable variables on the stack, which LLVM promotes to registers.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dis import Positions, get_instructions
 from functools import lru_cache, wraps
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Concatenate, ParamSpec
 
 from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -61,7 +64,7 @@ class KernelBuilder:
         *,
         threaded: bool = False,
         has_bfloat16_rounding: bool = False,
-        is_outline: bool = False,
+        outline: "Outline | None" = None,
     ) -> None:
         """Create an empty LLVM module.
 
@@ -70,7 +73,7 @@ class KernelBuilder:
             lanes: 32-bit elements per vector register.
             threaded: whether several threads may run the kernels, so that barriers are emitted.
             has_bfloat16_rounding: whether the processor has an instruction that rounds 16 float32 to bfloat16.
-            is_outline: whether functions decorated with `outlined` note their arguments instead of emitting code.
+            outline: where functions decorated with `outlined` note their calls instead of emitting code; None: nowhere.
         """
         self.module = ir.Module(name=name)
         self.lanes = lanes
@@ -81,8 +84,7 @@ class KernelBuilder:
         self.features: set[str] = set()
         """A set of CPU features, such as "amx-tile", that the compiler must enable for intrinsics called by name."""
         self.build: Any = None
-        self.notes: list[str] | None = [] if is_outline else None
-        """In an outline, a list of the calls of `outlined` functions that emitted no code; otherwise None."""
+        self.outline = outline
 
     @contextmanager
     def function(self, name: str, *types: Any, exported: bool = False) -> Iterator[list[Value]]:
@@ -105,8 +107,11 @@ class KernelBuilder:
         return name in self.module.globals
 
     def call(self, name: str, *values: Value) -> None:
-        """Emit a call of a void function that was emitted earlier in the same LLVM module, or noted in an outline."""
-        if self.notes is not None:
+        """Emit a call of a void function of the same LLVM module, with the arguments `values`.
+
+        The function must have been emitted before. In an outline, a function that was only noted may be called too.
+        """
+        if self.outline is not None:
             self.intrinsic(name, VOID, *values)
         else:
             self.build.call(self.module.get_global(name), values)
@@ -147,10 +152,10 @@ class KernelBuilder:
 
     @contextmanager
     def thread_loop(self, whole: Value, share: Sequence[Value], size: int = 1) -> Iterator[Value]:
-        """Emit a loop over one thread's share of `whole` items, for the body of `with`; yield an item's first element.
+        """Emit a loop over one thread's share of `whole` items, whose body is emitted in the body of `with`.
 
-        `share` is the thread's index and the number of threads, among which the items are divided evenly. An item has
-        `size` elements; if `size` is 1, the index of the item is yielded.
+        Yield the index of an item's first element, where each item has `size` elements. `share` is the thread's index
+        and the number of threads. The items are divided evenly among the threads.
         """
         first, last = self.thread_range(whole, *share)
         if size > 1:
@@ -159,11 +164,13 @@ class KernelBuilder:
             yield start
 
     def each_vector(self, width: Value) -> Iterator[tuple[Value, int]]:
-        """Emit a loop over the vectors of a row of `width` elements; yield (first column, accumulator number) of each.
+        """Emit a loop over the vectors of a row of `width` elements.
 
-        The caller's `for` loop emits the code of one vector at a time. An iteration of the emitted loop has
-        `UNROLLED_VECTORS` vectors, each with its own accumulator number. The remaining vectors are emitted as a second
-        loop, over single vectors, whose accumulator number is 0.
+        Yield the first column of a vector (an IR value), and the number of the accumulator to use. The caller's `for`
+        loop emits the code of one vector at a time.
+
+        In the emitted loop, each iteration has `UNROLLED_VECTORS` vectors with different accumulators. A second loop
+        handles the remaining vectors one by one, with accumulator 0.
         """
         block = UNROLLED_VECTORS * self.lanes
         blocked_end = self.mul(self.build.sdiv(width, self.int64(block)), block)
@@ -198,9 +205,10 @@ class KernelBuilder:
 
     @contextmanager
     def do_while(self) -> Iterator[Callable[[Value], None]]:
-        """Emit a do-while loop for the body of `with`; yield a function that ends it.
+        """Emit a do-while loop, whose body is emitted in the body of `with`.
 
-        The body must end by calling the function with the condition to stop.
+        Yield a function that emits the end of the loop. The body must end by calling this function with the condition
+        to stop.
         """
         again, after = self.build.append_basic_block(), self.build.append_basic_block()
         self.build.branch(again)
@@ -270,9 +278,9 @@ class KernelBuilder:
         return product
 
     def thread_range(self, whole: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-        """Return (IR values) the first index and the index to stop at of the items, out of `whole`, for one thread.
+        """Return (IR values) the range [first, last) of the items that one thread takes.
 
-        The items are divided evenly among `threads` threads.
+        The `whole` items are divided evenly among `threads` threads.
         """
         start = self.build.sdiv(self.mul(whole, thread), threads)
         return start, self.build.sdiv(self.mul(whole, self.add(thread, 1)), threads)
@@ -483,7 +491,10 @@ class KernelBuilder:
         return [self.variable(self.splat(start)) for _ in range(UNROLLED_VECTORS)]
 
     def accumulate(self, variable: Value, value: Value, join: Callable[[Value, Value], Value]) -> None:
-        """Emit the update of the stack variable at the address `variable` to join(value, variable), such as a sum."""
+        """Emit code that sets a stack variable to join(value, variable), such as the sum of both.
+
+        `variable` is the variable's address.
+        """
         self.store(join(value, self.load_variable(variable)), variable)
 
     def combine_accumulators(self, variables: list[Value], join: Callable[[Value, Value], Value]) -> Value:
@@ -539,7 +550,8 @@ def _alignment(kind: Any) -> int:
 
 # --- outlines ---
 # Emitting and printing the IR of a model takes a fifth of a second, and its machine code is mostly cached. An outline
-# identifies the code in a fraction of that time: the IR of what is emitted directly, and the calls of other emitters.
+# identifies the code in a fraction of that time: the IR of what is emitted directly, and the calls of other emitters
+# with all that these read. What they read is taken from this process's memory, since source files may have changed.
 
 
 _Inputs = ParamSpec("_Inputs")
@@ -548,35 +560,164 @@ _Inputs = ParamSpec("_Inputs")
 def outlined(
     emit: Callable[Concatenate[KernelBuilder, _Inputs], None],
 ) -> Callable[Concatenate[KernelBuilder, _Inputs], None]:
-    """Decorate a function of this package that emits LLVM functions; a builder of outlines only notes its arguments.
+    """Decorate a function that emits LLVM functions, so that outlines note its calls.
 
-    The emitted code must depend on nothing but the arguments, the builder's properties and the package's source code.
-    If an argument is of a kind that cannot be noted exactly, the code is emitted in outlines too.
+    A builder with an `Outline` notes the function and its arguments, and emits no code. So the emitted code must depend
+    on nothing but the builder's properties and what an outline describes.
     """
-    name = f"{emit.__module__}.{emit.__qualname__}"
 
     @wraps(emit)
     def emit_or_note(k: KernelBuilder, /, *inputs: _Inputs.args, **named: _Inputs.kwargs) -> None:
-        if k.notes is not None:
-            notes = [_describe(each) for each in (*inputs, *(part for item in sorted(named.items()) for part in item))]
-            if None not in notes:
-                k.notes.append(f"{name}({', '.join(map(str, notes))})")
-                return
-        emit(k, *inputs, **named)
+        if k.outline is None:
+            emit(k, *inputs, **named)
+        else:
+            k.outline.note(emit, *inputs, named)
 
     return emit_or_note
 
 
-def _describe(value: object) -> str | None:
-    """Return a text that equals that of no other argument of an emitter; None for kinds that cannot be described.
+_PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, type(...))
+# Packages whose functions and classes are identified by their names: they depend on nothing but Python, llvmlite and
+# the processor, which keys of the cache contain. So `os` and `torch`, which have settings, are not among them.
+_KNOWN_PACKAGES = {"_abc", "_collections", "_functools", "abc", "builtins", "collections", "contextlib", "functools"}
+_KNOWN_PACKAGES |= {"itertools", "llvmlite", "math", "typing"}
+_FIELD_TYPE: Any = type(vars(Positions)["lineno"])  # of the fields of all named tuples
+# Attributes of classes on which no emitted code depends.
+_SKIPPED_ATTRIBUTES = {"__annotate__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__"}
+_SKIPPED_ATTRIBUTES |= {"__doc__", "__firstlineno__", "__module__", "__orig_bases__", "__weakref__"}
 
-    Tuples, such as a `Tile`, are described by their class and their elements.
+
+class Outline:
+    """A short description of a module's IR: the calls of emitters, whose code is not emitted.
+
+    A call is described by its arguments and its function. Of a function, the text contains the bytecode, the global
+    variables that it reads and what its closure holds; of a class, the attributes; and so on from there. So two texts
+    are equal only if the calls emit the same code.
     """
-    if value is None or type(value) in (bool, int, float, str):
-        return repr(value)
-    if isinstance(value, ir.Type):
-        return f"<{value}>"
-    if not isinstance(value, tuple):
-        return None
-    parts = [_describe(each) for each in value]
-    return None if None in parts else f"{type(value).__qualname__}({', '.join(map(str, parts))})"
+
+    def __init__(self, *values: object) -> None:
+        """Create an outline that describes some values, such as the functions that compile the IR."""
+        self._parts: list[str] = []
+        self._seen: dict[int, tuple[int, object]] = {}  # holds the objects, as ids of deleted objects are used again
+        self._is_exact = True
+        self.note(*values)
+
+    @property
+    def text(self) -> str | None:
+        """The text; None if it is not exact, because a value is of a kind that cannot be described."""
+        return "\0".join(self._parts) if self._is_exact else None
+
+    def note(self, *values: object) -> None:
+        """Append a description of values and of all that they use, breadth first."""
+        waiting = deque[object](values)
+        while waiting and self._is_exact:
+            try:
+                text, used = self._describe(waiting.popleft())
+            except (TypeError, ValueError):  # ValueError: a closure's variable has no value yet
+                self._is_exact = False
+                return
+            self._parts.append(f"{text} {len(used)}")
+            waiting.extend(used)
+
+    def _describe(self, value: Any) -> tuple[str, Sequence[object]]:
+        """Return a text about a value, and a sequence of the values that complete its description.
+
+        Raises:
+            TypeError: the value is of a kind that cannot be described.
+        """
+        kind = type(value)
+        if kind in _PLAIN_TYPES or isinstance(value, ir.Type | ir.Constant):
+            return f"{kind.__qualname__} {value!r}", ()
+        if kind in (tuple, list):
+            return kind.__name__, value
+        if kind is dict:
+            return "dict", [part for item in value.items() for part in item]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return "named tuple", [kind, *value]
+        if id(value) in self._seen:
+            return f"#{self._seen[id(value)][0]}", ()
+        self._seen[id(value)] = len(self._seen), value
+        if isinstance(value, FunctionType):
+            return _describe_function(value)
+        if isinstance(value, type):
+            return _describe_class(value)
+        return _describe_wrapper(value)
+
+
+def _describe_function(value: FunctionType) -> tuple[str, Sequence[object]]:
+    """Return what `Outline` describes of a function written in Python."""
+    cells = [cell.cell_contents for cell in value.__closure__ or ()]
+    module = str(value.__globals__.get("__name__"))
+    if _is_known(module):
+        return f"{module}.{value.__code__.co_qualname}", cells
+    text, read, attributes = _describe_code(value.__code__)
+    used: list[object] = [value.__defaults__, value.__kwdefaults__, *cells]
+    for name in read:
+        if name in value.__globals__:
+            found = value.__globals__[name]
+            if isinstance(found, ModuleType) and not _is_known(found.__name__):
+                used += [part for each in attributes if each in vars(found) for part in (each, vars(found)[each])]
+            else:
+                used += [name, found]
+    return text, used
+
+
+def _describe_class(value: type) -> tuple[str, Sequence[object]]:
+    """Return what `Outline` describes of a class."""
+    if _is_known(value.__module__):
+        return f"{value.__module__}.{value.__qualname__}", ()
+    attributes = [item for item in sorted(vars(value).items()) if item[0] not in _SKIPPED_ATTRIBUTES]
+    return f"{value.__module__}.{value.__qualname__}", [*value.__bases__, *attributes]
+
+
+def _describe_wrapper(value: Any) -> tuple[str, Sequence[object]]:
+    """Return what `Outline` describes of a module, of a function written in C, and of what wraps other functions.
+
+    Raises:
+        TypeError: the value is none of these.
+    """
+    if isinstance(value, staticmethod | classmethod):
+        return type(value).__name__, (value.__func__,)
+    if isinstance(value, property):
+        return "property", (value.fget, value.fset, value.fdel)
+    if value is _constant:
+        return "cached", (_constant.__wrapped__,)
+    if isinstance(value, _FIELD_TYPE):
+        return f"field {value.__reduce__()[1][0]}", ()
+    if isinstance(value, BuiltinFunctionType) and _is_known(value.__module__ or "builtins"):
+        return f"builtin {value.__qualname__}", (value.__self__,)
+    if isinstance(value, ModuleType) and _is_known(value.__name__):
+        return f"module {value.__name__}", ()
+    raise TypeError(type(value))
+
+
+def _is_known(module: str) -> bool:
+    """Return whether a module belongs to a package whose functions are identified by their names."""
+    return module.partition(".")[0] in _KNOWN_PACKAGES
+
+
+@lru_cache(None)
+def _describe_code(code: CodeType) -> tuple[str, list[str], list[str]]:
+    """Return a text about a function's bytecode, and the names of global variables and of attributes that it uses.
+
+    Raises:
+        TypeError: the function imports a module.
+    """
+    read = []
+    for instruction in get_instructions(code):
+        if instruction.opname == "IMPORT_NAME":
+            raise TypeError(instruction.argval)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.append(instruction.argval)
+    attributes, constants = list(code.co_names), []
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            text, *more = _describe_code(constant)
+            read, attributes = read + more[0], attributes + more[1]
+        else:
+            text = repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        constants.append(text)
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    text = repr((code.co_qualname, code.co_code, code.co_exceptiontable, counts, names, constants))
+    return text, list(dict.fromkeys(read)), list(dict.fromkeys(attributes))

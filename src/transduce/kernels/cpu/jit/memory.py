@@ -45,7 +45,10 @@ class KernelArguments:
     """A ctypes array of 64-bit kernel arguments, which Python code reads and writes by name, as in a dictionary."""
 
     def __init__(self, kind: type[Any], **values: int) -> None:
-        """Create a kernel's arguments: the fields of the NamedTuple class `kind`; those that are not passed are 0."""
+        """Create a kernel's arguments, whose names are the fields of the NamedTuple class `kind`.
+
+        Arguments that are not passed are 0.
+        """
         self._indices = _indices(kind._fields)
         self.array = (ctypes.c_int64 * len(self._indices))(*kind(**dict.fromkeys(kind._fields, 0) | values))
 
@@ -147,8 +150,9 @@ class FileRows:
     def find(cls, matrix: Tensor) -> "FileRows | None":
         """Return a `FileRows` for the file that a matrix is mapped from; None if rows are to be read from memory.
 
-        None is returned if there is no such file, for a matrix below 32 MiB, one that is not contiguous float32 or was
-        changed in memory, and where the system has no /proc/self/maps (others than Linux).
+        Rows are read from memory if the matrix is not mapped from a file that can be opened, or was changed in memory.
+        The same holds for a matrix below 32 MiB, and for one that is not two-dimensional, contiguous and float32.
+        Systems other than Linux, without /proc/self/maps, always read from memory.
         """
         size, address = matrix.numel() * matrix.itemsize, matrix.data_ptr()
         fits = (
@@ -166,13 +170,15 @@ class FileRows:
 
     @classmethod
     def _open(cls, path: Sequence[str], found: tuple[int, int], start: int, matrix: Tensor) -> "FileRows | None":
-        """Return a `FileRows` for a file; None if it cannot be opened, or if it is not the file of the mapping.
+        """Return a `FileRows` for the file of a mapped matrix; None if the file cannot be used.
+
+        The file must exist, be readable, be the mapped one, and have the matrix's first and last rows.
 
         Args:
-            path: a list with the file's path, or an empty one.
-            found: inode and device of the mapping.
+            path: a list with the file's path as its only element; empty if the mapping has no file.
+            found: the mapping's inode and device.
             start: the byte offset of the matrix in the file.
-            matrix: the mapped matrix, whose first and last rows must equal the file's.
+            matrix: the mapped matrix.
         """
         size, row = matrix.numel() * matrix.itemsize, matrix.shape[1] * matrix.itemsize
         try:
@@ -255,9 +261,12 @@ class MemoryBlock:
     """A block of uninitialized memory from a `StackAllocator`, freed when `free` is called or the object is deleted."""
 
     def __init__(self, live: dict[int, int], address: int, on_heap: Tensor | None = None) -> None:
-        """Describe a block at an address, whose entry in `StackAllocator.live` is removed when the block is freed.
+        """Create a block at an address.
 
-        `on_heap` is the tensor that holds the block if it is not on the stack.
+        Args:
+            live: `StackAllocator.live`, from which the address is removed when the block is freed.
+            address: the block's memory address.
+            on_heap: the tensor that holds the block's memory; None if the block is on the stack.
         """
         self.address = address
         self._live, self._on_heap = live, on_heap
@@ -333,9 +342,10 @@ class MemoryOffset(NamedTuple):
 
 
 class MemoryPlan:
-    """A planner of scratch memory for a list of kernel calls, so that later calls reuse what earlier ones have freed.
+    """A planner of scratch memory for a list of kernel calls, in which later calls reuse freed memory.
 
-    The planner assigns offsets and allocates nothing; `base` is the index of the memory's base address.
+    The planner only assigns offsets, and the caller allocates the memory. `base` is the index of the memory's address
+    among the base addresses that `CompiledSteps.run` takes.
     """
 
     def __init__(self, base: int) -> None:
@@ -370,7 +380,10 @@ class StepList:
         self._arguments: list[MemoryOffset] = []
 
     def add(self, step: CompiledKernel, numbers: Sequence[int | MemoryOffset]) -> None:
-        """Append a kernel call; each argument is a number, or a memory offset that becomes an address when it runs."""
+        """Append a kernel call, whose arguments are numbers or memory offsets.
+
+        A memory offset becomes an address when the call runs.
+        """
         self._table.append((step.address, len(self._arguments)))
         # Base 0 has the address 0, so a plain number is an offset from it.
         self._arguments += [each if isinstance(each, MemoryOffset) else MemoryOffset(0, each) for each in numbers]

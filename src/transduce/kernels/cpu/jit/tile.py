@@ -71,7 +71,7 @@ class Tile(NamedTuple):
 
     @property
     def max_inputs(self) -> int:
-        """The greatest number of inputs D of a linear layer for which 32-bit sums cannot overflow, for any weights."""
+        """The greatest number of inputs of a linear layer with which no 32-bit sum can overflow, for any weights."""
         return 8192 if self.format in ("halves", "words") else 65_536
 
     @property
@@ -96,14 +96,15 @@ class Tile(NamedTuple):
 
     @property
     def group(self) -> int:
-        """The number of consecutive inputs whose weights for one output fill 32 bits and are multiplied together."""
+        """The number of consecutive inputs in a group, which fill 32 bits of a register and are multiplied together."""
         return {"floats": 1, "pairs": 2, "words": 2}.get(self.format, 4)
 
     @property
     def groups(self) -> int:
-        """The number of groups (inputs in 32 bits) whose products are added in 16 bits before they join a 32-bit sum.
+        """The number of groups of inputs whose products are added to a 32-bit sum at once.
 
-        The number is 2 for the format `sextets`, else 1.
+        For the format `sextets`, the products of two groups are first added to each other in 16 bits. For all other
+        formats the number is 1.
         """
         return 2 if self.format == "sextets" else 1
 
@@ -168,7 +169,7 @@ def dequantize_and_store(
 ) -> None:
     """Emit the GEMM epilogue of one row: dequantize its integer sums, add the bias, and store the outputs.
 
-    `sums` maps the index of a vector within the block to a vector of 32-bit sums. `epilogue` is that of
+    `sums` maps the index of each vector of the block to the vector's 32-bit sums. `epilogue` is that of
     `store_outputs`.
     """
     scale = k.splat(k.load(k.element_pointer(args.scales, row)))
@@ -205,8 +206,9 @@ def store_outputs(
 
 
 def shift_high_half(k: KernelBuilder, high: Value) -> Value:
-    """Return a vector of sums of 12-bit activations' high halves, shifted left by `HALF_BITS` bits.
+    """Return a vector of integer sums, shifted left by `HALF_BITS` bits.
 
-    Overflow here cancels when the sum of the low halves' products is added.
+    `high` has the sums of products with the high halves of 12-bit activations. Bits that the shift loses do not matter:
+    the final sum, to which the low halves' products are added, fits in 32 bits.
     """
     return k.build.shl(high, ir.Constant(k.ints, [HALF_BITS] * k.lanes))

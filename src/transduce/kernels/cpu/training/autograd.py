@@ -89,7 +89,8 @@ def attend(
 ) -> Tensor:
     """Return scaled dot-product attention of all heads, (B, Q, H × K), as a differentiable function.
 
-    This function implements `TrainingKernels.attend`. Raises ValueError if the shapes do not fit together.
+    This function implements `TrainingKernels.attend`. Raises ValueError if shapes or dtypes do not fit together, if
+    there is a memory without lengths, or if there is a memory and a bias.
     """
     _check(projected, memory, lengths, num_heads, options.shared)
     if bias is not None and (memory is not None or bias.shape != (num_heads, *[projected.shape[1]] * 2)):
@@ -101,7 +102,8 @@ def attend(
 def _check(projected: Tensor, memory: Tensor | None, lengths: Tensor | None, num_heads: int, shared: int) -> None:
     """Raise ValueError unless the tensors passed to `attend` have matching shapes and dtypes.
 
-    The compiled kernels check no bounds themselves. `shared` is the number of query heads for each key/value head.
+    A memory without lengths is an error too. The compiled kernels check no bounds themselves. `shared` is the number of
+    query heads for each key/value head.
     """
     batch, heads = len(projected), num_heads + (0 if memory is not None else 2 * (num_heads // shared))
     if num_heads % shared or projected.shape[2] % heads:
@@ -199,7 +201,9 @@ def _run_attention(
     options_and_seed: tuple[AttentionOptions, int],
     gradients: _Inputs | None = None,
 ) -> None:
-    """Run the kernel `attend`, which writes `context` and `sums`, or `attend_backward`, which writes `gradients`.
+    """Run the attention kernel `attend` or `attend_backward`.
+
+    `attend` writes `context` and `sums`. `attend_backward` reads them, and writes `gradients`.
 
     Args:
         name: the kernel, `attend` or `attend_backward`.
@@ -273,10 +277,11 @@ def _emit_attention(k: KernelBuilder, shape: AttentionShape) -> None:
 
 
 def residual_norm(x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Return x, for a residual connection, and the normalized x: LayerNorm, or RMSNorm if `bias` is None.
+    """Return x and the normalized x: by LayerNorm, or by RMSNorm if `bias` is None.
 
-    x goes through the autograd node, so that the norm's backward kernel also adds the gradient of the residual
-    connection. Raises ValueError if the weight or the bias has another width or dtype than x.
+    The returned x is for the residual connection. So the norm's backward kernel receives the gradient of this
+    connection, and adds it to the gradient of x. Raises ValueError if the weight or the bias has another width or dtype
+    than x.
     """
     for each in (weight, bias):
         if each is not None and (each.shape, each.dtype) != (x.shape[-1:], x.dtype):
@@ -341,8 +346,9 @@ def _run_norm(suffix: str, inputs: NormInputs, sums: Tensor, out: Tensor, *tenso
 def supports_linear(x: Tensor, weight: Tensor, rows: Rows | None) -> bool:
     """Return whether the training function `linear` supports an input, a weight and a range of the weight's rows.
 
-    The result is True for float32 or bfloat16 on a CPU if the range's ends and the number of inputs are multiples of
-    the vector length, and x is not empty. If `rows` is None, the range is all rows.
+    x and the weight must be float32 or bfloat16, of one dtype, and on a CPU with compiled kernels. x must not be empty,
+    and the weight must be contiguous. The number of inputs and both ends of the range must be multiples of the vector
+    length. If `rows` is None, the range is all rows.
     """
     tile = find_integer_tile()
     kinds = x.dtype == weight.dtype and x.dtype in LLVM_TYPES and x.device.type == weight.device.type == "cpu"
@@ -375,7 +381,11 @@ def _linear_forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: 
 def _linear_backward(
     gradient: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, sums: Sequence[Tensor | None], needs_x: bool
 ) -> Tensor | None:
-    """Compute the gradients of a linear layer for `LinearKernels.backward`; `out` is the output of a ReLU, or None."""
+    """Add the gradients of weight and bias to `sums`, and return the gradient of x; for `LinearKernels.backward`.
+
+    A sum that is None is left out. The result is None unless `needs_x`. `out` is the layer's output if the layer
+    applies a ReLU, else None.
+    """
     if supports_gemm(x, weight):
         if out is not None:
             gradient = torch.ops.aten.threshold_backward(gradient, out, 0.0)
@@ -428,7 +438,10 @@ def add_rows_in_place(total: Tensor, ids: Tensor, part: Tensor, factor: float, f
 
 @cache
 def _scatter_kernel(dtype: torch.dtype) -> CompiledKernel:
-    """Return the compiled kernel that adds factor · part[n], of a dtype, to row ids[n] of a float32 matrix."""
+    """Return the compiled kernel that adds factor · part[n] to row ids[n] of a float32 matrix.
+
+    `dtype` is that of `part`.
+    """
     kind = LLVM_TYPES[dtype]
     return compile_kernels("scatter", require_integer_tile(), ("scatter",), lambda k: emit_scatter(k, kind))["scatter"]
 

@@ -71,9 +71,9 @@ def run_layer(
     masks: Sequence[object],
     rotation: Rotation | None = None,
 ) -> Tensor | None:
-    """Return an encoder or decoder layer's output, (B, T, D), computed as one autograd node; None if not supported.
+    """Compute an encoder or decoder layer as one autograd node; return its output, (B, T, D), or None.
 
-    Gradients must be enabled, and kernels must support each sub-layer, its mask and its sizes.
+    The result is None if gradients are disabled, or if the kernels do not support a sub-layer, its mask or its sizes.
 
     Args:
         layer: an encoder or decoder layer.
@@ -118,7 +118,8 @@ def _supports_sublayer(sublayer: MaskedSublayer, x: Tensor, memory: Tensor | Non
 class _CompiledLayer(torch.autograd.Function):
     """A whole encoder or decoder layer as an autograd function; each pass runs one list of kernel calls.
 
-    Parameter gradients are added to their float32 sums. The parameters are arguments only so that their hooks run.
+    Parameter gradients are added to their float32 sums. The parameters are arguments only so that autograd runs their
+    hooks.
     """
 
     @staticmethod

@@ -45,9 +45,9 @@ _LARGE = 2 << 20  # norms and activations of at least so many bytes are recomput
 
 
 class Base(IntEnum):
-    """An enumeration that numbers the base addresses to which the memory offsets in a layer plan are relative.
+    """An enumeration of the base addresses to which the memory offsets in a layer plan are relative.
 
-    The addresses are passed at each run, as `bases` of `CompiledSteps.run`.
+    A value is the index of an address in `bases`, the argument of `CompiledSteps.run` at each run.
     """
 
     ZERO = 0
@@ -88,9 +88,9 @@ class Base(IntEnum):
 
 
 class SublayerBase(IntEnum):
-    """An enumeration that numbers the base addresses of one sub-layer.
+    """An enumeration of the base addresses of one sub-layer.
 
-    The address after a parameter's is that of the parameter's float32 gradient sum.
+    After the index of a parameter's address comes the index of the address of the parameter's float32 gradient sum.
     """
 
     SEED = 0
@@ -183,9 +183,10 @@ class LayerShape(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A range of rows of a linear layer's weight, with the bias of the same outputs, which one GEMM multiplies.
+    """A range of rows of a linear layer's weight, with the same range of the bias, for one GEMM.
 
-    The joint projection of attention is multiplied in ranges.
+    For example, cross-attention multiplies its joint projection in two ranges: that of queries, and that of keys and
+    values.
     """
 
     slot: SublayerBase
@@ -543,10 +544,11 @@ class _Writer:
         *,
         relu_mask: MemoryOffset | None = None,
     ) -> None:
-        """Append a call of a linear layer's backward kernel, from the gradient of the layer's output, `gradient`.
+        """Append a call of a linear layer's backward kernel.
 
-        The kernel writes the gradient of x to `grad_x`, zero where bits of `relu_mask` (None: no mask) are 0, and adds
-        the weight and bias gradients to their float32 sums.
+        `gradient` is the gradient of the layer's output. The kernel writes the gradient of x to `grad_x`, and adds the
+        weight and bias gradients to their float32 sums. If `relu_mask` is passed, the gradient of x is zero where bits
+        of the mask are 0.
         """
         inputs, outputs = matrix.inputs, matrix.outputs
         filled = padded_rows(rows, self.sublayer.layer.tile)
@@ -574,7 +576,10 @@ class _Writer:
         self.scratch.free(scratch)
 
     def _parameters(self, matrix: _Matrix) -> tuple[MemoryOffset, MemoryOffset | None]:
-        """Return a pair of memory offsets: a weight range's first row, and its first bias element or None."""
+        """Return two memory offsets: of the first weight row and of the first bias element of a matrix.
+
+        The second is None if there is no bias.
+        """
         sublayer, (slot, start, _, inputs) = self.sublayer, matrix
         has_bias = sublayer.shape.has_biases[slot == SublayerBase.LAST]
         weight, bias = sublayer.base_offset(slot), sublayer.base_offset(SublayerBase(slot + 2))
@@ -601,10 +606,11 @@ class _Writer:
         self.steps.add(rotation_kernel(layer.dtype, width, interleaved=interleaved), arguments)
 
     def attend(self, context: MemoryOffset, gradients: tuple[MemoryOffset, MemoryOffset] | None = None) -> None:
-        """Append a call of the kernel `attend`, which writes attention's output to `context`, or of `attend_backward`.
+        """Append a call of the kernel `attend`, or of `attend_backward` if `gradients` is not None.
 
-        `attend_backward` is called if `gradients` is not None. It then reads the output's gradient from `context`, and
-        writes the gradients of the projections of x and of the memory to the two arrays in `gradients`.
+        `attend` writes attention's output to `context`. `attend_backward` reads the gradient of this output from
+        `context`. It writes to the two arrays in `gradients`: the gradient of the projection of x, then that of the
+        projection of the memory. In self-attention both are one array.
         """
         sublayer, layer, shape = self.sublayer, self.sublayer.layer, self.sublayer.shape
         keys = layer.memory_length if shape.reads_memory else layer.length
@@ -637,9 +643,10 @@ class _Writer:
     def _query_key_value(
         self, projected: MemoryOffset, memory: MemoryOffset
     ) -> tuple[MemoryOffset, MemoryOffset, MemoryOffset]:
-        """Return three memory offsets, of queries, keys and values within projections, or of their gradients.
+        """Return three memory offsets: of queries, keys and values, or of their gradients.
 
-        Keys and values follow the queries in `projected`; in cross-attention they are in `memory`.
+        In self-attention, `memory` equals `projected`, in which keys and values follow the queries. In cross-attention,
+        `memory` has only the keys and values.
         """
         size = self.sublayer.shape.inner * self.sublayer.item_bytes
         first = 0 if self.sublayer.shape.reads_memory else size

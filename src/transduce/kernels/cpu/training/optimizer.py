@@ -1,4 +1,7 @@
-"""Compiled kernels of the optimizers: Adam (section 5.3), moving average, bfloat16 copies, and Muon's matrices."""
+"""Update parameters by compiled CPU kernels: Adam (section 5.3), momentum, and Muon's orthogonalization.
+
+The kernels also refresh the parameters' moving average and bfloat16 copy.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -149,13 +152,15 @@ class UpdateEmitter:
         inside: Value | None,
         work: Callable[[UpdateArguments, Value, Value | None], Value],
     ) -> None:
-        """Emit the update of one SIMD vector of parameters; zero the gradient; refresh average and bfloat16 copy.
+        """Emit the update of one SIMD vector of parameters, after which the gradient is zero.
+
+        The moving average and the bfloat16 copy are refreshed if their addresses are not 0.
 
         Args:
-            args: the kernel's arguments; average and copy are refreshed if their addresses are not 0.
+            args: the kernel's arguments.
             number: the index of the vector's first element.
-            inside: a mask of its lanes; None: all.
-            work: emits the optimizer's own update of the parameters, and returns the new ones.
+            inside: a mask of the vector's lanes; None: all.
+            work: emits the optimizer's own update of the parameters, and returns the new parameters.
         """
         k = self.k
         master = work(args, number, inside)
@@ -292,10 +297,10 @@ def apply_update(vectors: UpdatedVectors, average_decay: float, direction: Tenso
 
 
 def _run(name: str, vectors: UpdatedVectors, average_decay: float, **arguments: int) -> None:
-    """Check the vectors of an optimizer update, and run the compiled kernel `adam` or `apply` on them, in place.
+    """Run the compiled kernel `adam` or `apply` on the vectors of an optimizer update, in place.
 
-    `arguments` are fields of `UpdateArguments` other than those that both kernels have. Raises ValueError if lengths or
-    dtypes do not fit together.
+    `arguments` are the fields of `UpdateArguments` that do not follow from `vectors` and `average_decay`. Raises
+    ValueError if lengths, dtypes or memory layouts do not fit together.
     """
     count = vectors.master.numel()
     for vector in vectors[:3]:
@@ -349,8 +354,8 @@ _SUMS = 4  # accumulators of a sum of squares
 class OrthogonalizeArguments(NamedTuple):
     """Arguments of the kernel `orthogonalize`, which replaces matrices by nearly orthogonal ones (optimizer Muon).
 
-    Matrices beyond `max_square_norm` are left unchanged. Each field is an integer: an address, a number, or the bits of
-    a float32.
+    A matrix x is left unchanged if ‖x xᵀ‖ or its inverse exceeds `max_square_norm`. Each field is an integer: an
+    address, a number, or the bits of a float32.
     """
 
     matrices: Any
@@ -438,8 +443,8 @@ class OrthogonalizeEmitter:
     def _orthogonalize(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
         """Emit the orthogonalization of matrix number `matrix` by Muon's polynomials, in place.
 
-        A matrix whose ‖x xᵀ‖ is outside the limits of float32 arithmetic is left unchanged; `args.done` gets 1 for a
-        changed matrix, else 0.
+        The matrix x is left unchanged if ‖x xᵀ‖ or its inverse exceeds `args.max_square_norm`. `args.done` gets 1 if
+        the matrix was changed, else 0.
         """
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
@@ -474,7 +479,7 @@ class OrthogonalizeEmitter:
     def _norm(self, square: Value, elements: Value) -> Value:
         """Return (an IR value) the Euclidean norm of an array of bfloat16 numbers, in float32.
 
-        `elements`, their number, must be a multiple of `_SUMS` SIMD vectors.
+        `elements` is the number of elements, a multiple of `_SUMS` SIMD vectors.
         """
         k = self.k
         sums = [k.variable(k.splat(0.0)) for _ in range(_SUMS)]
@@ -488,9 +493,10 @@ class OrthogonalizeEmitter:
         )
 
     def _coefficients(self, args: OrthogonalizeArguments, number: int, shrink: Value) -> tuple[Value, Value, Value]:
-        """Return (IR values) the coefficients a, b, c of Muon's polynomial number `number`, a I + b x xᵀ + c (x xᵀ)².
+        """Return (IR values) the coefficients a, b and c of Muon's polynomial number `number`.
 
-        The matrix x is not yet multiplied by `shrink`, so b is returned times shrink², and c times shrink⁴.
+        The polynomial is a I + b x xᵀ + c (x xᵀ)², evaluated for the matrix x times `shrink`. x itself is not
+        multiplied: instead, b is returned times shrink², and c times shrink⁴.
         """
         k, pointer = self.k, self.k.pointer(args.coefficients)
         a, b, c = (k.load(k.element_pointer(pointer, 3 * number + n)) for n in range(3))
@@ -609,12 +615,12 @@ class OrthogonalizeEmitter:
             k.barrier(threads)
 
     def _product(self, addresses: tuple[Value, ...], sizes: tuple[Value, ...], mixture: tuple[Value, ...]) -> Gemm:
-        """Return the `Gemm` f1 · other + f2 · left · right, whose result is mixed with another matrix (epilogue `mix`).
+        """Return a `Gemm` that computes f1 · other + f2 · left · right.
 
         Args:
-            addresses: of the left operand, the packed right operand and the result.
-            sizes: rows, columns of the left operand, columns of the result.
-            mixture: the epilogue's arguments: the address of the other matrix, f1 and f2.
+            addresses: those of the left operand, of the packed right operand and of the result.
+            sizes: the number of rows and columns of the left operand, and the number of columns of the result.
+            mixture: the address of the matrix `other`, then f1 and f2.
         """
         k, (left, packed, out), (rows, inner, columns) = self.k, addresses, sizes
         return Gemm(
@@ -655,10 +661,10 @@ class OrthogonalizeEmitter:
                 k.store_float32_as(k.build.fadd(k.load_as_float32(out, offset, I16), addend), out, offset, I16)
 
     def _square(self, matrix: Value, row: Value, column: Value, columns: Value) -> list[Value]:
-        """Return a list of vectors, the rows of a block of `lanes` × `lanes` bfloat16 numbers, widened to 32 bits.
+        """Return a list of vectors (IR values), the rows of a block of `lanes` × `lanes` bfloat16 numbers of a matrix.
 
-        `row` and `column` are those of the block's first element, and `columns` is the width of the matrix. The upper
-        16 bits are zero.
+        `row` and `column` are those of the block's first element, and `columns` is the width of the matrix. Each number
+        is widened to 32 bits, of which the upper 16 are zero.
         """
         k, kind = self.k, ir.VectorType(I16, self.k.lanes)
         offsets = (k.add(k.mul(k.add(row, n), columns), column) for n in range(k.lanes))

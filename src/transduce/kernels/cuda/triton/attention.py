@@ -82,8 +82,8 @@ def attend_backward(
 ):  # fmt: skip
     """Compute the gradients of queries, keys and values of one head (program axis 0) in one sentence (axis 1).
 
-    The attention weights are computed again. The arguments are those of `attend`, and pointers `grad_…` to the
-    gradients of output (read), queries, keys and values (written).
+    The attention weights are computed again. `grad_out` is read; `grad_query`, `grad_key` and `grad_value` are written.
+    The other arguments are those of `attend`.
     """
     head, sentence = tl.program_id(0), tl.program_id(1)
     rows, columns, lanes = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
@@ -145,7 +145,10 @@ def _append(pointers, k, v, exist, inner):
 
 @triton.jit
 def _apply_listed_mask(scores, entries, rows):
-    """Return scores (Q, L) that are masked where a listed position's entry lacks the bit of the row's hypothesis."""
+    """Return scores (Q, L), masked where a hypothesis does not attend to a listed position.
+
+    Hypothesis q, which has row q, attends to a position if bit q of the position's entry is 1.
+    """
     return tl.where(((entries[None, :] >> rows[:, None]) & 1) != 0, scores, _HIDDEN)
 
 
@@ -156,12 +159,15 @@ def attend_cached(
     READ: tl.constexpr, COUNTED: tl.constexpr, LISTED: tl.constexpr, APPENDS: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention to the cache in one head (program axis 0) for one sentence's newest tokens (axis 1).
+    """Compute attention of one sentence's newest tokens (program axis 1) to the cache in one head (axis 0).
 
-    The output is stored to `out`. READ: `length` is an address, so that one recorded step serves every length. COUNTED:
-    each sentence has its own number of positions to attend to, the first ones or the listed ones. LISTED: positions are
-    listed, each with a bit for every hypothesis that attends to it. APPENDS: each query is followed by its key and
-    value, which are appended to the cache; the query also attends to them. MASKED: `allowed` is a mask of positions.
+    The output is stored to `out`. Flags select variants of the kernel:
+
+    READ: `length` is the address of the number of cached positions, so that one recorded step serves every length.
+    COUNTED: `counts` has each sentence's number of positions: the first ones or, if LISTED, the first listed ones.
+    LISTED: positions are listed, each with a bit for every hypothesis that attends to it.
+    APPENDS: a key and a value follow each query. They are appended to the cache, and the query also attends to them.
+    MASKED: `allowed` is a mask of positions.
     """
     head, sentence = tl.program_id(0), tl.program_id(1).to(tl.int64)
     if READ:

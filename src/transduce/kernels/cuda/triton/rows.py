@@ -23,8 +23,8 @@ def drop(
 ):  # fmt: skip
     """Write residual + dropout(x) to `out`; each program processes EIGHTS groups of 8 elements.
 
-    Each element is dropped by a random byte of its own; the 8 elements of a group share two hashes. If SEED_IS_ADDRESS,
-    `seed` is the address of the seed. Without HAS_RESIDUAL, nothing is added.
+    An element is dropped if its random byte is below `drop_256ths`. The 8 bytes of a group are from two 32-bit hashes.
+    If SEED_IS_ADDRESS, `seed` is the address of the seed. Without HAS_RESIDUAL, nothing is added.
     """
     if SEED_IS_ADDRESS:
         seed = tl.load(seed)
@@ -114,8 +114,8 @@ def norm(
 ):  # fmt: skip
     """Write the norm of ROWS rows of x per program to `out`; LayerNorm if CENTERED, else RMSNorm.
 
-    Each row's mean and inverse standard deviation (for RMSNorm, inverse root mean square alone) are stored in `means`
-    and `roots` for the backward pass.
+    For the backward pass, LayerNorm stores each row's mean in `means`, and the inverse standard deviation in `roots`.
+    RMSNorm stores only the inverse root mean square in `roots`.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     lanes = tl.arange(0, BLOCK)
@@ -142,8 +142,8 @@ def norm_backward(
 ):  # fmt: skip
     """Write the gradient of a norm's input x to `grad_x`, and add the weight and bias gradients to their sums.
 
-    Each program processes several blocks of rows, and adds at its end. If KEPT, `grad_kept` is added to the gradient of
-    x. RMSNorm (without CENTERED) has no bias.
+    Each program processes several blocks of rows, and adds to the weight and bias sums once, at its end. If KEPT,
+    `grad_kept` is added to the gradient of x. The norm is LayerNorm if CENTERED, else RMSNorm, which has no bias.
     """
     lanes = tl.arange(0, BLOCK)
     inside = lanes < width
@@ -235,7 +235,7 @@ def _finish_update(
 ):  # fmt: skip
     """Store a block of new parameters, zero the gradient, and refresh the moving average and the bfloat16 copy.
 
-    Without HAS_AVERAGE or HAS_WORKING, the average or the copy is left out.
+    There is a moving average only if HAS_AVERAGE, and a bfloat16 copy only if HAS_WORKING.
     """
     tl.store(master + offsets, values, mask=exist)
     tl.store(gradient + offsets, tl.zeros_like(values), mask=exist)
@@ -289,8 +289,8 @@ def apply_update(
 def update_momentum(gradient, momentum, out, count, factor, decay, BLOCK: tl.constexpr):
     """Update Nesterov momentum of a block of BLOCK elements, and store the update's direction in `out`.
 
-    The gradient is first multiplied by `factor`. `decay` is the weight of the old momentum in the new one, and that of
-    the new momentum in the direction; the gradient has the rest of the weight in both means.
+    The gradient is first multiplied by `factor`. The new momentum is decay × old momentum + (1 - decay) × gradient. The
+    direction is decay × new momentum + (1 - decay) × gradient.
     """
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exist = offsets < count

@@ -12,7 +12,7 @@ import triton.language as tl
 def _load_logits(logits, bias, ids, exist, never, never_too, BIASED: tl.constexpr):
     """Return logits loaded as float32, plus a bias if BIASED.
 
-    The result is -inf for two tokens that are never generated, where `exist` is false, and for NaN.
+    The result is -inf for the tokens `never` and `never_too`, for NaN, and where `exist` is false.
     """
     x = tl.load(logits + ids, mask=exist, other=float("-inf")).to(tl.float32)
     if BIASED:
@@ -180,8 +180,9 @@ def _split_candidates(
 ):  # fmt: skip
     """Split a sentence's candidates into those that live on and those that end.
 
-    Return parents, tokens, log-probabilities, totals and float64 sums of those that live on, best first; then parents,
-    scores and log-probabilities of those that end, where element n is the n-th best candidate.
+    Return eight tensors. The first five are of candidates that live on, best first: parents, tokens, log-probabilities,
+    totals and float64 totals. The last three are of candidates that end: parents, scores and log-probabilities. Element
+    n belongs to the n-th best candidate; its score is -inf if this candidate does not end.
     """
     numbers = tl.arange(0, CANDIDATES)
     owners = numbers // COUNT
@@ -224,9 +225,9 @@ def _merge_finished(
     record, finished, step, ends, end_ranks, end_values,
     WIDTH: tl.constexpr, FOUND: tl.constexpr, WIDE: tl.constexpr, FINISHED: tl.constexpr,
 ):  # fmt: skip
-    """Merge newly finished hypotheses into a sentence's FOUND best, in memory; return the score of the last of these.
+    """Merge newly finished hypotheses into a sentence's list of the FOUND best, in memory; return the last one's score.
 
-    Among equal scores, older hypotheses come first. If there are fewer than FOUND, the score is -inf.
+    The score is -inf if there are fewer than FOUND hypotheses. Among equal scores, older hypotheses come first.
     """
     slots, lanes = tl.arange(0, FINISHED), tl.arange(0, WIDE)
     is_kept = slots < FOUND
@@ -258,8 +259,8 @@ def _merge_finished(
 def _update_cached_positions(listed, count, parents, lanes, exist, cached, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Update a sentence's list of cached positions to which its hypotheses attend.
 
-    Positions from which live hypotheses descend are kept, and the newest are added, each with the bits of its
-    hypotheses.
+    Old positions are kept, and the newest positions are added, if live hypotheses descend from them. An entry of the
+    list is 256 × position, plus a bit for each hypothesis that attends to the position.
     """
     count_before = tl.load(count)
     kept_count = 0
