@@ -179,7 +179,9 @@ def test_texts_that_fill_the_context_are_continued_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("kind", ["greedy", "beam", "samples"])
-@pytest.mark.parametrize("changes", [VARIANTS["Llama"], VARIANTS["GPT-2"] | {"max_positions": 500}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [VARIANTS["Llama"], VARIANTS["GPT-2"] | {"max_positions": 500}, VARIANTS["Mistral"]], ids=str
+)
 @torch.inference_mode()
 def test_prompts_that_join_a_batch_are_continued_as_alone(
     changes: dict[str, object], kind: str, monkeypatch: pytest.MonkeyPatch

@@ -419,7 +419,7 @@ def save(
     layers of your own that are not registered (`transduce.register`), changed attributes, weights that are not merged.
     Forward hooks are not saved; a warning names them. Dropout rates may differ.
 
-    If Hugging Face has a class for the model, that class can read the folder, too. An earlier save in the folder is
+    If Hugging Face has a class for the model, that class can read the folder, too, except Gemma's. An earlier save is
     replaced file by file and stays readable throughout, so a training loop can save repeatedly.
 
     Args:
