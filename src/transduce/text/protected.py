@@ -106,7 +106,9 @@ def _any_of(words: str) -> str:
 # Formulas of LaTeX between the marks that MathJax, KaTeX and Pandoc read. `$` also stands before prices and variables,
 # and `$$` for a price level. So a formula with words, apart from functions as in max(a, b), has a sign of mathematics.
 _FUNCTIONS = "arg|cosh?|cot|det|dim|exp|gcd|inf|ker|lim|ln|log|max|min|mod|sinh?|sup|tanh?"
-_FORMULA_WORD = rf"(?:(?<![^\W\d_])(?<![\\&])(?!(?:{_FUNCTIONS})(?![^\W\d_]))(?:[^\W\d_]{{2,}}+(?!\()|[{CJK}]))"
+_FORMULA_WORD = (
+    rf"(?:(?<![^\W\d_])(?<![\\&])(?!(?:{_FUNCTIONS})(?![^\W\d_]))(?:[^\W\d_]{{2,}}+(?!\()|[\u0590-\u1cff{CJK}]))"
+)
 _FORMULA_END = r"(?:(?<=[\w)\]}!'′])\$(?![\d$({])|(?<=[^\s$])\$(?![\w$\"'{(]))"
 # Markdown writes brackets as `\[` and `\(`, too. A sign in these does not stand for bold text, a tag or C++.
 _BRACKETED = r"(?:[^\\]|\\[^()\[\]])"
