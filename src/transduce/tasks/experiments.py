@@ -284,7 +284,7 @@ def _content(experiment: ExperimentSettings, name: str, changes: Mapping[str, An
     content = read_settings(None if experiment.base is None else Path(experiment.base))
     for settings in (experiment.settings, changes):
         for key, value in settings.items():
-            put_setting(content, key, value)
+            put_setting(content, key, value, in_file=True)
     content = without_idle_defaults(content)
     if "seed" in content.get("training", {}):
         raise TransduceError("An experiment lists its `seeds`, but `training.seed` is set too: leave that out.")
