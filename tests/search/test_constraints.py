@@ -208,6 +208,34 @@ def test_many_phrases_that_share_tokens_are_counted_in_little_time() -> None:
     assert time.perf_counter() - started < 5.0
 
 
+def test_alternatives_of_many_tokens_are_counted_in_little_time() -> None:
+    generator = random.Random(0)
+    longer = [tuple(generator.choices(range(2, 22), k=30)) for _ in range(150)]
+    matcher = PhraseMatcher([((number + 2,), *longer[3 * number : 3 * number + 3]) for number in range(50)])
+    started = time.perf_counter()
+    assert 30 <= matcher.tokens_needed(matcher.start) <= matcher.missing(matcher.start) == 50
+    assert time.perf_counter() - started < 10.0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_phrases_fit_into_the_tokens_that_they_need(seed: int) -> None:
+    generator = random.Random(seed)
+    matcher = draw_matcher(generator, whole_words=False)
+    fresh = PhraseMatcher(matcher.phrases, matcher.continuations)
+    progress = matcher.start
+    for _ in range(6):
+        needed = matcher.tokens_needed(progress)
+        assert [fresh.fits(progress, count) for count in range(-1, needed + 3)] == [False] * (needed + 1) + [True] * 3
+        progress = matcher.next(progress, generator.choice(TOKENS))
+
+
+def test_the_shortest_sequence_is_not_searched_if_longer_ones_fit() -> None:
+    matcher = PhraseMatcher(phrases(*((number, number + 1) for number in range(2, 32))))
+    matcher._search_shortest = None  # type: ignore[assignment,method-assign]
+    assert matcher.fits(matcher.start, 60)
+    assert not matcher.fits(matcher.start, 29)
+
+
 # --- sharing out ---
 
 

@@ -364,12 +364,18 @@ def _max_length(
     max_length = min(search.max_length_for(source_tokens), max_positions)
     matcher = PhraseMatcher(phrases, continuations if phrases else None)
     after_prefix = reduce(matcher.next, prefix, matcher.start)
-    needed = max(len(prefix) + matcher.tokens_needed(after_prefix), search.min_length) + 1  # with the end symbol
-    if needed > max_positions:
+
+    def needed() -> int:
+        return max(len(prefix) + matcher.tokens_needed(after_prefix), search.min_length) + 1  # with the end symbol
+
+    def exceeds(limit: int) -> bool:
+        return search.min_length >= limit or not matcher.fits(after_prefix, limit - 1 - len(prefix))
+
+    if exceeds(max_positions):
         raise TransduceError(
             f"The model's learned positions (`model.max_positions`) leave {max_positions} tokens for a translation, "
-            f"but the prefix, the phrases that it must contain, or `min_length` need {needed} with the end: shorten "
-            "them."
+            f"but the prefix, the phrases that it must contain, or `min_length` need {needed()} with the end: "
+            "shorten them."
         )
     if search.max_length is None:
         tokens, limit = _least_tokens(phrases), max(max_length - 1, MAX_TERM_TOKENS)
@@ -380,10 +386,10 @@ def _max_length(
             )
         without_sharing = max(len(prefix) + tokens, search.min_length) + 1
         return max(max_length, min(without_sharing, max_positions))
-    if max_length < (needed if phrases else len(prefix)):
+    if exceeds(max_length) if phrases else max_length < len(prefix):
         raise TransduceError(
             "`max_length` must leave room for the prefix, the phrases that a translation must contain, and its end: at "
-            f"least {needed} tokens, but it is {search.max_length}."
+            f"least {needed()} tokens, but it is {search.max_length}."
         )
     return max_length
 

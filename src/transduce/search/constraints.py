@@ -9,6 +9,7 @@ Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 
 import heapq
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ from transduce.search.selection import (
     score_candidates,
 )
 
-# Maximum number of spellings that are tried, over a whole search, to find the shortest sequences with all phrases.
+# Maximum number of spellings that are tried, over a whole search, to find the shortest sequences with all phrases. For
+# phrases of more than 64 tokens with all alternatives, each trial takes longer, and the maximum is lower.
 _MAX_TRIALS = 5_000
 
 Phrase = tuple[tuple[int, ...], ...]
@@ -74,9 +76,8 @@ class PhraseMatcher:
         # Each state once: a tail may be long, and many steps lead to it.
         self._known: dict[PhraseProgress, PhraseProgress] = {}
         self._bounds: dict[PhraseProgress, _Bounds] = {}
-        self._beginnings: dict[PhraseProgress, list[tuple[int, tuple[int, ...], int]]] = {}
-        self._trials_left = _MAX_TRIALS
         self._borders = {spelling: _borders(spelling) for phrase in self.phrases for spelling in phrase}
+        self._trials_left = _MAX_TRIALS * 64 // max(64, sum(map(len, self._borders)))
         self._owners: dict[tuple[int, ...], set[int]] = {}
         for number, spelling in self._spellings(self.start.unmet):
             self._owners.setdefault(spelling, set()).add(number)
@@ -124,6 +125,13 @@ class PhraseMatcher:
         Search tries these tokens besides the most probable ones.
         """
         return {spelling[length] for _, spelling, length in self._find_beginnings(progress)}
+
+    def fits(self, progress: PhraseProgress, num_tokens: int) -> bool:
+        """Return whether `tokens_needed` is at most `num_tokens`; mostly in less time than to compute it."""
+        if sum(self._lengths[number] for number in progress.unmet) <= num_tokens:
+            return True
+        bounds = self._find_bounds(progress)
+        return bounds.most <= num_tokens or (bounds.least <= num_tokens and self.tokens_needed(progress) <= num_tokens)
 
     def tokens_needed(self, progress: PhraseProgress) -> int:
         """Return the minimum number of tokens after which a hypothesis with this progress contains all phrases.
@@ -204,14 +212,11 @@ class PhraseMatcher:
 
     def _find_beginnings(self, progress: PhraseProgress) -> list[tuple[int, tuple[int, ...], int]]:
         """Return the missing phrases' indices and spellings, with each number of tokens that may be written already."""
-        cached = self._beginnings.get(progress)
-        if cached is None:
-            cached = self._beginnings[progress] = [
-                (number, spelling, length)
-                for number, spelling in self._spellings(progress.unmet)
-                for length in (0, *self._begun_lengths(spelling, progress.tail))
-            ]
-        return cached
+        return [
+            (number, spelling, length)
+            for number, spelling in self._spellings(progress.unmet)
+            for length in (0, *self._begun_lengths(spelling, progress.tail))
+        ]
 
     def _begun_lengths(self, spelling: tuple[int, ...], read: tuple[int, ...]) -> Iterator[int]:
         """Yield each number of last tokens in `read`, above 0, that begin a spelling without completing it."""
@@ -240,11 +245,12 @@ class PhraseMatcher:
     def _find_containing_phrases(self) -> list[set[int]]:
         """Return for each phrase the indices of the others of which a spelling contains it."""
         containing: list[set[int]] = [set() for _ in self.phrases]
+        lengths = sorted({len(spelling) for spelling in self._owners})
         for spelling, owners in self._owners.items():
             for end in range(1, len(spelling) + 1):
                 if end == len(spelling) or not self._is_one_word(spelling[end - 1], spelling[end]):
-                    for start in range(end):
-                        for number in self._owners.get(spelling[start:end], ()):
+                    for length in takewhile(end.__ge__, lengths):
+                        for number in self._owners.get(spelling[end - length : end], ()):
                             containing[number] |= owners - {number}
         return containing
 
@@ -407,8 +413,7 @@ class ConstrainedSelection(Selection):
             before = self.progress[sentence][parent]
             ends = token == self.eos_id
             after = before if ends else matcher.next(before, token)
-            needed = matcher.tokens_needed(after)
-            if total > IMPOSSIBLE and (needed == 0 if ends else needed < remaining):
+            if total > IMPOSSIBLE and (not after.unmet if ends else matcher.fits(after, remaining - 1)):
                 yield _Option(column, total, ends, after)
 
 
