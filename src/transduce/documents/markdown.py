@@ -150,9 +150,7 @@ class _MarkdownReader:
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_BlockLine]:
-        """Find the lines of a Markdown block in the file, and return them as a list of `_BlockLine`.
-
-        Each `_BlockLine` leaves out the prefix of its line, such as `> `.
+        """Find the lines of a Markdown block in the file, without prefixes such as `> `, as a list of `_BlockLine`.
 
         Args:
             first: the index of the block's first line.
@@ -528,13 +526,9 @@ def _tag_source(tag: Tag, parts: Sequence[InlinePart], source: str) -> str:
 
 
 def _outer_letter(parts: Sequence[InlinePart], tag: Tag) -> bool:
-    """Return whether a letter or digit touches an emphasis tag from outside.
+    """Return whether a letter or digit touches a start tag from the left, or an end tag from the right.
 
-    The outside is before a start tag, and after an end tag.
-
-    Args:
-        parts: the strings and tags of the text.
-        tag: the tag. If the text does not contain the tag, the result is False.
+    The result is False if `parts`, the strings and tags of the text, do not contain the tag.
     """
     if tag not in parts:
         return False
@@ -566,12 +560,10 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
 
 
 def _pair_emphasis(delimiters: list[_Delimiters], parsed: _Parsed) -> None:
-    """Pair the sequences of `*`, `_` and `~` in a Markdown block, and insert emphasis tags in their place.
-
-    The rules are CommonMark's. Characters without a partner become text.
+    """Pair the sequences of `*`, `_` and `~` in a Markdown block by CommonMark's rules, and insert emphasis tags.
 
     Args:
-        delimiters: the sequences, in order.
+        delimiters: the sequences, in order. Characters without a partner become text.
         parsed: the block's strings and tags, which are changed.
     """
     openers: list[_Delimiters] = []
@@ -608,9 +600,8 @@ def _fits(opener: _Delimiters, closer: _Delimiters) -> bool:
 def _pair_html(parsed: _Parsed) -> None:
     """Pair the inline HTML tags of a Markdown block, in place.
 
-    Each pair becomes a start tag and an end tag, as for emphasis. A code element becomes one tag that includes its
-    content. A raised number also becomes one tag. Tags without a partner stay single tags. So do pairs that cross
-    another pair.
+    Each pair becomes a start tag and an end tag. A code element and a raised number become one tag with their content.
+    Tags without a partner stay single tags, and so do pairs that cross another pair.
     """
     opened: list[tuple[int, str]] = []
     for index, part in enumerate(parsed.parts):
@@ -791,9 +782,7 @@ _NUMBER_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)")
 
 
 def _escaped_start(text: str, *, is_alone: bool) -> str:
-    """Return a line of a paragraph, escaped if Markdown would read the line as the start of another block.
-
-    Examples of such blocks are headings and list items. The escape is a backslash.
+    """Return a line of a paragraph, with a backslash if it would start another block, such as a list item.
 
     Args:
         text: the line, or its first word.
