@@ -209,13 +209,13 @@ class PrepackedCache:
         `packed` is the model with prepacked weights, without data. The whole file is verified unless that was done
         since it last changed.
         """
-        name, outline = _file_name(packed), packed.tensors()
+        name, templates = _file_name(packed), packed.tensors()
         if not (location / name).is_file():
             return None
         file = MappedTensors(location, name, whole_numbers=None)
         # Names, types, shapes, source and format are all in the header, which is known but for the data's digest.
         digest = file.header.metadata.get("data", "")
-        is_current = file.header.content == header_bytes(outline, self._metadata(digest))
+        is_current = file.header.content == header_bytes(templates, self._metadata(digest))
         # Damaged data would change translations without a word.
         start = len(file.header.content)
         return file if is_current and VerifiedFiles(self._folder).digest(location / name, start) == digest else None
