@@ -79,6 +79,9 @@ def read_markdown(source: Source) -> Document:
 
 _DIRECTIVE = re.compile(r""" *(?:(?:!!!|\?\?\?\+?) +[A-Za-z][\w -]*+(?:"(?P<title>.*)")?|===[!+]? +"(?P<tab>.*)") *$""")
 """The line above a note or a tab of MkDocs, such as `!!! note "Title"`."""
+_SURE_DIRECTIVE = re.compile(r' *!!! +[\w-]+ *(?:"|\Z)')  # others need indented lines below: "??? what is that"
+_INDENTED_NEXT = re.compile(r"(?:[ \t]*\r?\n)+(?: {4}|\t)")
+_FENCE = re.compile(r" *(?:(?:[-+*]|\d{1,9}[.)]) +)*(`{3,}(?=[^`]*\Z)|~{3,})")
 
 
 def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
@@ -87,16 +90,20 @@ def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
     CommonMark would take such content for code, unless it continues the line above.
     """
     opened: list[int] = []  # the indentation of each block around a line
-    is_fenced = False
+    fence = ""
     for line in lines:
         if line.strip():
             text = line.lstrip(" \t")
             indentation = len(line[: len(line) - len(text)].expandtabs(4))
-            while opened and not is_fenced and indentation < opened[-1] + 4:
+            while opened and not fence and indentation < opened[-1] + 4:
                 opened.pop()
             line = " " * (indentation - 4 * len(opened)) + text if opened else line
-            is_fenced ^= re.match(r" *(?:```|~~~)", line) is not None
-            if not is_fenced and (text.startswith(_FOOTNOTE) or _DIRECTIVE.match(line)):
+            if fence:
+                is_end = text.startswith(fence) and not text.strip().strip(fence[0])
+                fence = "" if is_end else fence
+            elif start := _FENCE.match(line):
+                fence = start[1]
+            elif text.startswith(_FOOTNOTE) or _DIRECTIVE.match(line):
                 opened.append(indentation)
         yield line
 
@@ -160,10 +167,13 @@ class _MarkdownReader:
 
     def _block(self, lines: list[_BlockLine], *, is_paragraph: bool) -> Iterator[Edit]:
         lines = [_BlockLine(start + len(text) - len(text.lstrip()), text.lstrip()) for start, text in lines]
-        directive = _DIRECTIVE.match(lines[0].text)
-        if title := directive and (directive["title"] or directive["tab"]):
-            start = lines[0].start + lines[0].text.index(title)
-            yield from self._edit([_BlockLine(start, title)], is_paragraph=False, is_cell=False)
+        first, above = lines[0]
+        directive = _DIRECTIVE.match(above) if is_paragraph else None
+        if not _SURE_DIRECTIVE.match(above) and not _INDENTED_NEXT.match(self.file.text, first + len(above)):
+            directive = None
+        if directive and (title := directive["title"] or directive["tab"]):
+            title_start = first + above.rindex(f'"{title}"') + 1
+            yield from self._edit([_BlockLine(title_start, title)], is_paragraph=False, is_cell=False)
         if directive or re.match(r"\{%|\[TOC\]", lines[0].text):  # a directive of a documentation tool
             lines = lines[1:]
         for text in _texts(lines):
@@ -228,8 +238,7 @@ class _MarkdownReader:
             sources = dict(parsed.sources)
             for image, alt in zip(parsed.images, waiting, strict=True):
                 sources[image.tag] = f"{image.before}{self.inline.escape(alt)}{image.after}"
-            for tag in parsed.breaks:
-                sources[tag] = sources[tag].rstrip("\r\n") + (between or self.file.newline)
+            sources = {tag: source.replace("\n", between or self.file.newline) for tag, source in sources.items()}
             words = list(self.inline.words(_settled(translated, sources), sources, also_escaped=also_escaped))
             return _wrapped(words, width, between, is_paragraph=is_paragraph)
 
@@ -325,7 +334,7 @@ class _Delimiters:
 
 # Formulas, footnotes, links of wikis, the attributes of a heading, and the tags of site generators.
 _OPAQUE = re.compile(
-    rf"(?!\\[(\[][\d\s,;–-]*\\)(?:{FORMULA})" + r"|\[\^[^\]\s]{1,100}\]"
+    rf"(?!\\[(\[][\d\s,;–-]*\\[)\]])(?:{FORMULA})" + r"|\[\^[^\]\s]{1,100}\]"
     r"|\\\\\(.{1,1000}?\\\\\)|\\\\\[.{1,1000}?\\\\\]|\[\[[^\[\]\n]{1,200}\]\](?![(\[])"
     r"|\{\{.{0,200}?\}\}|\{%.{0,200}?%\}",
     re.DOTALL,
@@ -457,7 +466,9 @@ class _Inline:
         label_end = self.markdown.helpers.parseLinkLabel(state, start + 1, False)  # noqa: FBT003
         alt, after = state.src[start + 2 : label_end], state.src[label_end:end]
         if has_letters(alt) and after not in ("]", "][]"):
-            plain = text_of(self.parse([alt]).parts) if re.search(r"[\\*&]", alt) else alt
+            inner = self.parse([alt])
+            shown = (inner.sources[it] if isinstance(it, Tag) and it.kind == "object" else it for it in inner.parts)
+            plain = text_of(shown) if re.search(r"[\\*&]", alt) else alt
             parsed.images.append(_Image(tag, "![", plain, after))
 
     def words(self, parts: Sequence[InlinePart], sources: dict[Tag, str], *, also_escaped: str) -> Iterator[str]:

@@ -174,9 +174,9 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     """Return the names of the classes in a Hugging Face configuration: a tuple of `classes` different names.
 
-    The names are those of `id2label`. A class without a name is called LABEL_ and its number, as in transformers. A
-    class that shares its name with another class is called so, too. If the names still are not all different, every
-    class is called LABEL_ and its number.
+    The names are those of `id2label`. A class without a name is named LABEL_ and its number, as in transformers. A
+    class that shares its name with another class is also renamed in this way. If the names still are not all different,
+    every class is named LABEL_ and its number.
     """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}

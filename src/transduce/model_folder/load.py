@@ -333,8 +333,8 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
     is returned unchanged.
 
     Raises:
-        TransduceError: a language is empty; it is neither the language of a model without language tags nor one that a
-            model with tags knows; or `choose_direction` refuses it.
+        TransduceError: a language is empty, a model with a fixed language pair has another language, a model with
+            language tags has no tag for a language, or `choose_direction` refuses the languages.
     """
     check_languages(source, target)
     if content.directions:
@@ -625,9 +625,9 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 def read_max_context(folder: Path, config: ModelConfig) -> int:
     """Return the maximum number of tokens that a folder's language model attends to.
 
-    For a run's folder, it is the context length in training (`task.context`). If the folder does not store this
-    setting, it is the number of learned positions. For a model without learned positions, it is then the number in the
-    config.json of a Hugging Face folder, or otherwise 1,024. The result never exceeds the number of learned positions.
+    The context length in training (`task.context`) is returned if the folder stores this setting. Otherwise, the number
+    of learned positions is returned. For a model without learned positions, the number in a Hugging Face folder's
+    config.json is then returned, or 1,024. The result never exceeds the number of learned positions.
 
     Raises:
         TransduceError: the run's settings or config.json cannot be read.
