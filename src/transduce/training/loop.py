@@ -404,6 +404,7 @@ class Trainer:
             return number.name
 
     def _run_steps(self, log: Log, interruption: Interruption) -> str:
+        self.processes.wait()  # the first one may take long to start, with callbacks and a base model to validate
         started_at = time.monotonic() - self.elapsed_seconds
         self._start_clock()
         if self._validation_due:
