@@ -115,8 +115,8 @@ class Tracker(Callback):
     tracking never ends a run.
     """
 
-    package: str
-    """The name of the Python package that the tracker needs, such as "wandb"."""
+    package: str = "transduce"
+    """The name of the Python package that the tracker needs, such as "wandb"; by default it needs no other one."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
         """Create a tracker; `say` receives a message if the tracker fails later; None: it goes to standard error.
@@ -268,8 +268,6 @@ class TensorBoardTracker(Tracker):
 
     Every run writes TensorBoard files into its own folder, even without a tracker.
     """
-
-    package = "transduce"
 
     def __init__(self, folder: str | Path, say: Callable[[str], None] | None = None) -> None:
         """Create a tracker that links runs into `folder`, the folder that TensorBoard shows."""
