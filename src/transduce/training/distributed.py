@@ -26,7 +26,7 @@ _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
-    """A group of data-parallel processes that train one model, as one of them sees it: its rank and their number."""
+    """The group of data-parallel processes that train one model: their number, and the rank of this process."""
 
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank
@@ -48,7 +48,9 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def broadcast(self, value: T, kind: type[T]) -> T:
-        """Return the first process's value in every process; all must call this, and wait up to seven days.
+        """Send the first process's value to all processes, and return it in each.
+
+        All processes must call this method, and wait for each other for up to seven days.
 
         Args:
             value: a value that can be written as JSON; only that of the first process counts.
@@ -88,7 +90,9 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """Connect to the other processes that `torchrun` started; return the group, which has one process if none did.
+    """Connect to the other processes that `torchrun` started, and return the group.
+
+    If `torchrun` did not start this process, the group contains only this process.
 
     Args:
         device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
@@ -113,11 +117,12 @@ def current_processes() -> Processes:
 def explain_lost_processes() -> Iterator[None]:
     """Replace errors of lost connections in the body of `with` by one message, which only the first process shows.
 
-    A lost connection means that another process has ended. With a single process, errors pass unchanged.
+    A lost connection means that another process has ended. Other errors, and errors of a single process, pass
+    unchanged.
 
     Raises:
-        TransduceError: in the first process.
-        SystemExit: in the others, without a message.
+        TransduceError: a connection was lost, in the first process.
+        SystemExit: a connection was lost, in another process.
     """
     try:
         yield
