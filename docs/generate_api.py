@@ -142,10 +142,10 @@ _HEAD = """\
 **What is public.** The names on this page, with their arguments, methods and fields. Everything else in the package may
 change in any release.
 
-**When something is renamed.** The old name of a command, an option, a setting, a function, an argument or a field works
-for one more minor release. In Python it gives a `DeprecationWarning`; on the command line it prints one line. To find
-old names in a program of yours, run it with `python -W error::DeprecationWarning`. The
-[changelog](../CHANGELOG.md) lists all renamed names.
+**When something is renamed.** The old name of a command, an option, a function, an argument or a field works for one
+more minor release. So does that of a setting in `--set` and in Python; in files it works forever. In Python an old name
+gives a `DeprecationWarning`; on the command line it prints one line. To find old names in a program of yours, run it
+with `python -W error::DeprecationWarning`. The [changelog](../CHANGELOG.md) lists all renamed names.
 """
 
 

@@ -115,10 +115,10 @@ def test_old_settings_of_a_file_are_read(tmp_path: Path) -> None:
     path.write_text('start_from = "m"\n\n[data]\nteacher = ["t"]\n\n[search]\nstrict = true\nbeam_size = 0\n', "utf-8")
     with pytest.warns(RenamedWarning) as shown:
         content = read_settings(path)
-    assert [str(each.message).partition(";")[0] for each in shown] == [
-        "`start_from` is now `init_from`",
-        "`data.teacher` is now `data.distill_from`",
-        "`search.strict` is now `search.batch_invariant`",
+    assert [str(each.message) for each in shown] == [
+        "`start_from` is now `init_from`; settings files may keep the old name.",
+        "`data.teacher` is now `data.distill_from`; settings files may keep the old name.",
+        "`search.strict` is now `search.batch_invariant`; settings files may keep the old name.",
     ]
     put_setting(content, "search.beam_size", 2)
     settings = make_settings(content)
@@ -138,10 +138,10 @@ def test_an_error_about_an_old_setting_names_its_line(tmp_path: Path) -> None:
 
 
 def test_an_old_setting_of_set_and_of_python_is_read() -> None:
-    with pytest.warns(RenamedWarning, match=r"`data.teacher` is now `data.distill_from`"):
+    with pytest.warns(RenamedWarning, match=r"`data.teacher` is now `data.distill_from`; .* works until version 0"):
         content = read_settings(None, ["data.teacher=['t']"])
     assert make_settings(content).data.distill_from == ("t",)
-    with pytest.warns(RenamedWarning, match="`start_from` is now `init_from`"):
+    with pytest.warns(RenamedWarning, match="`start_from` is now `init_from`; the old name works until version 0"):
         assert make_settings({"start_from": "m", "init_from": "n"}).init_from == "n"
 
 
@@ -152,9 +152,9 @@ def test_old_settings_of_corpora_and_cuda_graphs_are_read(tmp_path: Path) -> Non
     assert read_stored(path).training.cuda_graphs is False
     with pytest.warns(RenamedWarning) as shown:
         content = read_settings(path)
-    assert [str(each.message).partition(";")[0] for each in shown] == [
-        "`data.corpora.weight` is now `data.corpora.sampling_weight`",
-        "`training.record` is now `training.cuda_graphs`",
+    assert [str(each.message) for each in shown] == [
+        "`data.corpora.weight` is now `data.corpora.sampling_weight`; settings files may keep the old name.",
+        "`training.record` is now `training.cuda_graphs`; settings files may keep the old name.",
     ]
     settings = make_settings(content)
     assert settings.training.cuda_graphs is False

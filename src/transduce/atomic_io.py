@@ -1,9 +1,13 @@
-"""Write files and folders atomically: they appear complete or not at all, and survive a crash."""
+"""Write files and folders atomically: they appear complete or not at all, and survive a crash.
+
+The module also finds the folders of the user's cache.
+"""
 
 import contextlib
 import errno
 import hashlib
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -15,6 +19,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from transduce.errors import TransduceError
+
+CACHE_VARIABLE = "TRANSDUCE_CACHE"
+"""The environment variable that sets the folder of the user's cache; an empty value disables all caching."""
 
 # --- files ---
 # Files survive a crash (new file, flush to disk, rename) and can be locked against other processes.
@@ -265,3 +272,34 @@ def _recover(folder: Path) -> None:
 
 def _moved_away(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
+
+
+# --- the user's cache ---
+
+
+def user_cache_folder(name: str) -> Path | None:
+    """Return the folder `name` of the user's cache, which may not exist yet; None if there is no usable folder.
+
+    The cache is the folder in $TRANSDUCE_CACHE if that is set, else `transduce` in the user's cache folder. It is not
+    usable if the variable is empty, if there is no home directory, or if the cache or its folder `name` belongs to
+    another user, whose files cannot be trusted.
+    """
+    configured = os.environ.get(CACHE_VARIABLE)
+    if configured == "":
+        return None
+    base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
+    try:
+        cache = Path(configured) if configured else Path(base or Path.home() / ".cache") / "transduce"
+    except RuntimeError:  # there is no home directory
+        return None
+    return None if any(map(_may_be_of_another_user, (cache, cache / name))) else cache / name
+
+
+def _may_be_of_another_user(path: Path) -> bool:
+    """Return whether a file or folder belongs to another user; True if unknown, False if it does not exist."""
+    try:
+        return hasattr(os, "getuid") and path.stat().st_uid != os.getuid()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -1,5 +1,7 @@
 """Keep renamed commands, options, settings and Python names working for one minor release, with a warning each.
 
+In files, old names of settings work forever.
+
 To rename a command, an option, a setting or a public name, enter the old and the new name in a table here. To rename an
 argument or an attribute, use `renamed_arguments` or `renamed_attribute` where it is defined.
 """
@@ -20,7 +22,7 @@ _R = TypeVar("_R")
 _T = TypeVar("_T")
 
 REMOVED_IN = "0.3"
-"""The version of transduce that will remove all names that this module lists as old."""
+"""The version of transduce that will remove the old names in this module, but those of settings and keys in files."""
 
 COMMANDS = {"remember": "build-datastore", "review": "estimate-quality", "fill": "fill-mask"}
 # Commands that write a folder still have the option `--out`.
@@ -34,7 +36,8 @@ OPTIONS = {
     "--out": "--output",
     "--forecast": "--estimate-score",
 }
-# `*` stands for every table of an array.
+# `*` stands for every table of an array. Entries stay forever, since files of settings do; from `REMOVED_IN` on, only
+# `--set` and Python refuse the old names.
 SETTINGS = {
     "start_from": "init_from",
     "data.teacher": "data.distill_from",
@@ -79,12 +82,18 @@ PUBLIC_NAMES = {
 
 
 class RenamedWarning(DeprecationWarning):
-    """A warning that the user's code, command or settings use an old name, which will be removed."""
+    """A warning that the user's code, command or settings use an old name."""
 
 
-def warn_renamed(old: str, new: str) -> None:
-    """Warn that an old name is used, with a `RenamedWarning` that names the line of the user's code."""
-    warn(f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}.", RenamedWarning)
+def warn_renamed(old: str, new: str, *, in_file: bool = False) -> None:
+    """Warn that an old name is used, with a `RenamedWarning` that names the line of the user's code.
+
+    If `in_file` is set, the name is that of a setting in a file, where it works forever.
+    """
+    if in_file:
+        warn(f"`{old}` is now `{new}`; settings files may keep the old name.", RenamedWarning)
+    else:
+        warn(f"`{old}` is now `{new}`; the old name works until version {REMOVED_IN}.", RenamedWarning)
 
 
 @contextmanager
@@ -147,33 +156,37 @@ def current_options(arguments: Sequence[str], options: Container[str]) -> list[s
     return current
 
 
-def current_setting(name: str) -> str:
-    """Return the current dotted name of a setting, with a warning if the setting was renamed."""
+def current_setting(name: str, *, in_file: bool = False) -> str:
+    """Return the current dotted name of a setting, with a warning if the setting was renamed.
+
+    `in_file` is set if a file has the name: its warning says that the old name stays valid.
+    """
     new = SETTINGS.get(name, name)
     if new != name:
-        warn_renamed(name, new)
+        warn_renamed(name, new, in_file=in_file)
     return new
 
 
-def with_current_settings(content: Mapping[str, Any], *, warn: bool) -> dict[str, Any]:
+def with_current_settings(content: Mapping[str, Any], *, warn: bool, in_file: bool = False) -> dict[str, Any]:
     """Return a copy of nested tables of settings, with renamed settings under their current names.
 
     If a setting is set under both names, the value of the current name stays. If `warn` is set, each old name gives a
-    warning.
+    warning; if `in_file` is set too, it says that the old name stays valid in files.
     """
     current: dict[str, Any]
     current, found = _renamed(content, SETTINGS)
     for old in found if warn else ():
-        warn_renamed(old.replace(".*", ""), SETTINGS[old].replace(".*", ""))
+        warn_renamed(old.replace(".*", ""), SETTINGS[old].replace(".*", ""), in_file=in_file)
     return current
 
 
-def with_current_items(setting: str, value: Any) -> Any:
+def with_current_items(setting: str, value: Any, *, in_file: bool = False) -> Any:
     """Return a copy of a setting's value in which tables of an array have the current names, with a warning for each.
 
     Args:
         setting: the dotted name of the setting, such as `data.corpora`.
         value: its value, which is returned as it is if it is no array of tables with renamed keys.
+        in_file: a file has the value: warnings say that old names stay valid.
     """
     prefix = f"{setting}."
     names = {old: new for old, new in SETTINGS.items() if old.startswith(f"{prefix}*.")}
@@ -181,7 +194,8 @@ def with_current_items(setting: str, value: Any) -> Any:
         return value
     items, found = _renamed(value, {old.removeprefix(prefix): new.removeprefix(prefix) for old, new in names.items()})
     for old in found:
-        warn_renamed(f"{setting}.{old}".replace(".*", ""), names[f"{setting}.{old}"].replace(".*", ""))
+        new = names[f"{setting}.{old}"]
+        warn_renamed(f"{setting}.{old}".replace(".*", ""), new.replace(".*", ""), in_file=in_file)
     return items
 
 

@@ -88,6 +88,8 @@ def test_inline_elements_of_markdown_move_with_their_words(
         ("from $5 to $10 in A$, $3 (or 2$) a\n", "FROM $5 TO $10 IN A$, $3 (OR 2$) A\n"),
         ("for $n > 0$ the $n$th $k$-means, $\\text{if so}$\n", "FOR $n > 0$ THE $n$TH $k$-MEANS, $\\text{if so}$\n"),
         ("so \\(a + b\\) and \\[c_d\\], \\[of it\\] \\(1\\)\n", "SO \\(a + b\\) AND \\[c_d\\], [OF IT] (1)\n"),
+        ("\\[is it?\\] \\[**it’s**/so\\] \\(C++ “or” so\\)\n", "[IS IT?] \\[**IT’S**/SO\\] (C++ “OR” SO)\n"),
+        ("of \\(\\alpha\\), \\(2\\pi\\) \\[\\text{so}\\]\n", "OF \\(\\alpha\\), \\(2\\pi\\) \\[\\text{so}\\]\n"),
         ("a \\$5 and 6\\$ b\n", "A \\$5 AND 6\\$ B\n"),
         ("[[A b]] and [[C|d]], \\\\(x + y\\\\)\n", "[[A b]] AND [[C|d]], \\\\(x + y\\\\)\n"),
         ("> a\n>\n> b\r\n", "> A\n>\n> B\r\n"),
@@ -130,6 +132,14 @@ def test_markdown_block_syntax_is_kept(source: str, expected: str) -> None:
         ),
         ('!!! note "a"\n    b\n    c\n', ["a", "b c"], '!!! note "A"\n    B C\n'),
         ('??? tip "a"\n\n    b\n\n        c\n', ["a", "b"], '??? tip "A"\n\n    B\n\n        c\n'),
+        ('!!! note "note"\n\n    a\n', ["note", "a"], '!!! note "NOTE"\n\n    A\n'),
+        ("??? what is it\n\n# ??? a\n", ["??? what is it", "??? a"], "??? WHAT IS IT\n\n# ??? A\n"),
+        (
+            "!!! tip\n\n    ```x``` a\n\nb\n\n    c\n",
+            ["b", '<x id="0"/> a'],
+            "!!! tip\n\n    ```x``` A\n\nB\n\n    c\n",
+        ),
+        ("- ```\n  x\n  ```\n\n!!! tip\n\n    a\n", ["a"], "- ```\n  x\n  ```\n\n!!! tip\n\n    A\n"),
         ('=== "a"\n\n    ```\n    b\n    ```\n\tc\n', ["a", "c"], '=== "A"\n\n    ```\n    b\n    ```\n\tC\n'),
         (
             "!!! note\n\n    !!! tip\n\n        a\n\n    b\n",
@@ -151,6 +161,22 @@ def test_markdown_block_syntax_is_kept(source: str, expected: str) -> None:
 def test_extensions_divide_paragraphs(source: str, texts: list[str], expected: str) -> None:
     assert translate(source) == (expected, texts)
     assert translate(source, {text: text for text in texts})[0] == source
+
+
+@pytest.mark.parametrize("prefix", ["> ", "    ", "  "])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_line_break_in_a_formula_or_code_keeps_the_prefix_of_its_line(prefix: str, newline: str) -> None:
+    first = {"> ": "> ", "    ": "!!! tip\n    ", "  ": "- "}[prefix]
+    source = f"{first}a $$\n{prefix}x^2\n{prefix}$$ and `y\n{prefix}z` <b\n{prefix}class=c>b</b>\n".replace(
+        "\n", newline
+    )
+    expected = source.replace("a $", "A $").replace("and", "AND").replace(">b<", ">B<")
+    assert re.sub(r"\s+", " ", translate(source)[0]) == re.sub(r"\s+", " ", expected)
+    assert all(line.startswith(prefix) for line in translate(source)[0].splitlines()[2:])
+
+
+def test_descriptions_of_images_keep_code_and_formulas() -> None:
+    assert translate("![a `b` & $x$](c.png)\n") == ("![A \\`B\\` & $X$](c.png)\n", ["a `b` & $x$"])
 
 
 def test_wrapped_paragraphs_are_joined_and_wrapped_again() -> None:

@@ -283,6 +283,7 @@ def test_the_words_of_the_source_keep_their_tokens(translator_with_placeholders:
         ("A hat -{name}!", "Ein Hut.", 8, "Ein Hut. {name}"),
         ("会<0>骑自行车", "can ride a bicycle", 4, "can <0>ride a bicycle"),
         ("住在</b>北京", "lives in Beijing", 8, "lives in</b> Beijing"),
+        ("设\\begin{math}x\\end{math}为", "Let be", 3, "Let \\begin{math}x\\end{math} be"),
         ("Hello\\nWorld", "Hallo Welt", 5, "Hallo\\nWelt"),
         ("（{name}）好", "good", 0, "({name}) good"),
         # Inside a word of the translation: behind the word, unless the source has the span inside a word too.

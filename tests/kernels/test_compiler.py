@@ -21,19 +21,14 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed: there are no 
 
 import torch
 
+from transduce.atomic_io import CACHE_VARIABLE
 from transduce.kernels.cpu.attention import AttentionShape
 from transduce.kernels.cpu.decoding import search_kernel, state
 from transduce.kernels.cpu.decoding.compiled_steps import CompiledModel
 from transduce.kernels.cpu.gemm import decode
 from transduce.kernels.cpu.gemm.train_calls import gemm_kernels
 from transduce.kernels.cpu.jit import compiler, ir_builder, memory, tile
-from transduce.kernels.cpu.jit.compiler import (
-    CACHE_VARIABLE,
-    cache_code,
-    cache_key,
-    find_integer_tile,
-    load_cached_code,
-)
+from transduce.kernels.cpu.jit.compiler import cache_code, cache_key, find_integer_tile, load_cached_code
 from transduce.kernels.cpu.jit.ir_builder import Outline
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.kernels.cpu.train_rows import activation_kernels, row_kernels
@@ -367,10 +362,21 @@ def test_code_for_which_the_disk_is_too_full_leaves_nothing(folder: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
+@pytest.mark.parametrize("of_another", ["kernels", ""])
 def test_the_cache_folder_is_private_and_folders_of_other_users_are_ignored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, of_another: str
 ) -> None:
     cache_code("name", b"code")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    assert load_cached_code("name") == b"code"
+    foreign, find_stat = folder.parent / of_another, Path.stat
+
+    def stat_of_another(path: Path, **options: bool) -> os.stat_result:
+        found = list(find_stat(path, **options))
+        found[stat.ST_UID] += path == foreign
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", stat_of_another)
     assert load_cached_code("name") is None
+    cache_code("other", b"code")
+    assert not (folder / "other").exists()

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,28 @@ def test_a_read_only_folder_uses_the_users_cache(
     assert opened(folder).prepacked is not None
     monkeypatch.setenv("TRANSDUCE_CACHE", "")
     assert opened(folder).prepacked is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owners here")
+@pytest.mark.parametrize("of_another", ["users/models", "users"])
+def test_a_users_cache_of_another_user_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_another: str
+) -> None:
+    (tmp_path / "users" / "models").mkdir(parents=True)
+    monkeypatch.setenv("TRANSDUCE_CACHE", str(tmp_path / "users"))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    beside = tmp_path / weight_cache.CACHE_FOLDER
+    _, in_users_cache = weight_cache.cache_folders(tmp_path)
+    assert in_users_cache.parent == tmp_path / "users" / "models"
+    find_stat = Path.stat
+
+    def stat_of_another(path: Path, **options: bool) -> os.stat_result:
+        found = list(find_stat(path, **options))
+        found[stat.ST_UID] += path == tmp_path / of_another
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "stat", stat_of_another)
+    assert weight_cache.cache_folders(tmp_path) == [beside]
 
 
 @pytest.mark.usefixtures("cache_small_models")

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 from transduce.training.checkpoint import load_newest
-from transduce.training.loss import Loss
-from transduce.training.loss_spikes import LossWindow
+from transduce.training.loss import Loss, projected_cross_entropy
+from transduce.training.loss_spikes import LossWindow, find_origin
 
 BAD_STEP = 20
 Change = Callable[[Loss], Loss]
@@ -137,7 +139,8 @@ def test_the_batch_is_dumped_with_the_location_where_it_went_wrong(
     assert str(path) in run.output.getvalue()
     assert (content["step"], content["reason"]) == (BAD_STEP, "its loss is nan")
     assert content["first_module_not_finite"] == place
-    assert content["first_gradients_not_finite"]
+    # The loss is NaN too, so the backward pass meets it at the end of the decoder first.
+    assert content["first_gradients_not_finite"][0].startswith("decoder_")
     (part,) = content["micro_batches"]
     batch = run.trainer.batches.batch(*divmod(BAD_STEP - 1, 5))
     assert (part["source"], part["target"]) == (batch[0].tolist(), batch[1].tolist())
@@ -154,7 +157,31 @@ def test_a_non_finite_gradient_is_dumped_with_the_names_of_its_parameters(
     content = json.loads((tmp_path / "faults" / f"step-{BAD_STEP:09d}.json").read_bytes())
     assert content["reason"] == "the norm of its gradient is nan"
     assert content["first_module_not_finite"] is None
-    assert content["first_gradients_not_finite"]
+    assert content["first_gradients_not_finite"][0].startswith("decoder_")
+
+
+def test_the_gradients_nearest_to_the_fault_are_named_first() -> None:
+    """Only the backward pass of layer 3 is faulty: its gradients are invalid, and those of all layers before it."""
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {
+        "source_vocabulary_size": 13,
+        "target_vocabulary_size": 13,
+        "d_model": 8,
+        "d_ff": 12,
+        "num_heads": 2,
+    }
+    model = Transformer(ModelConfig(**sizes, num_encoder_layers=6, num_decoder_layers=1))
+    layer = model.get_submodule("encoder_layers.3")
+    layer.register_forward_hook(lambda _, __, output: _PoisonGradient.apply(output))  # type: ignore[no-untyped-call]
+    ids = torch.tensor([[3, 4, 5]])
+
+    def compute() -> Loss:
+        return projected_cross_entropy(model.hidden(ids, ids), model.output_weight, ids, pad_id=0)
+
+    origin = find_origin(model, compute)
+    assert origin.module is None
+    assert origin.parameters
+    assert all(name.startswith("encoder_layers.3.") for name in origin.parameters)
 
 
 def test_the_window_of_recent_losses_is_restored_on_resume(tmp_path: Path, tiny_run: Any) -> None:

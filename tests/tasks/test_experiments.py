@@ -14,6 +14,7 @@ import pytest
 
 import transduce
 from transduce.commands.main import main
+from transduce.deprecation import RenamedWarning
 from transduce.errors import TransduceError
 from transduce.evaluation.significance import (
     bleu_from_counts,
@@ -223,6 +224,13 @@ def test_a_bad_plugin_is_named(tmp_path: Path, text: str | None, message: str, c
 
 
 # --- settings ---
+
+
+def test_old_names_of_settings_are_valid_forever_in_an_experiment(tmp_path: Path) -> None:
+    experiment = make_experiment({"out": str(tmp_path), "grid": {"search.strict": [True]}})
+    with pytest.warns(RenamedWarning, match="`search.strict` is now `search.batch_invariant`; settings files may keep"):
+        (run, *_) = expand(experiment)
+    assert run.content["search"] == {"batch_invariant": True}
 
 
 def test_a_grid_is_combined_with_variants(tmp_path: Path) -> None:

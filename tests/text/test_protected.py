@@ -60,6 +60,8 @@ def protected_texts(text: str, *patterns: str) -> list[str]:
         ("let $x$ be $E = mc^2$ of $O(n \\log n)$", ["$x$", "$E = mc^2$", "$O(n \\log n)$"]),
         ("用$x_i$表示$y$的值，$5和$6", ["$x_i$", "$y$", "$5", "$6"]),
         ("where $$ = max(a, b)$$ or \\(a + b\\), \\[c = d\\]", ["$$ = max(a, b)$$", "\\(a + b\\)", "\\[c = d\\]"]),
+        ("ราคา $5 ถึง 10$ ครับ, $5 से 6$", ["$5", "10$", "$5", "6$"]),
+        (r"\[is it?\] \(go – now!\) \(n \log n\) \[ab = c if d\]", [r"\(n \log n\)", r"\[ab = c if d\]"]),
         ('$HOME/$USER, $a($b), "$c" "$d"', ["$HOME", "$USER", "$a", "$b", "$c", "$d"]),
         ("so \\begin{align}a &= b\\end{align} is", ["\\begin{align}a &= b\\end{align}"]),
         ("in $$ = cheap, ($$) and ($$), $3 (or 4$)", ["$3", "4$"]),

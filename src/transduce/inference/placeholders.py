@@ -35,6 +35,7 @@ from transduce.text.vocabulary import Vocabulary, fallback_ids
 from transduce.text.word_spans import Span, encode_with_spans, merge_spans
 
 _PLACEHOLDER = re.compile("|".join(map(re.escape, PLACEHOLDER_TOKENS)))
+_FORMULA_STARTS = ("\\(", "\\[", "\\begin{")
 _CLITIC = re.compile(r"['’](?:s|ll|re|ve|d|m)\b(?!['’])")  # of English, which no space separates from its word
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 # Brackets and quotation marks by pairs, and those that other scripts write for them.
@@ -548,7 +549,7 @@ class Placeholders:
             _SpanSide(beside[0], before.rstrip(" ")[-1:], before.endswith(" "), literal[0], comes_before=True),
             _SpanSide(beside[1], after.lstrip(" ")[:1], after.startswith(" "), literal[-1], comes_before=False),
         )
-        if is_inline_tag(literal) or (literal[0] == "\\" and literal[1:2] not in "(["):  # no formula
+        if is_inline_tag(literal) or (literal[0] == "\\" and not literal.startswith(_FORMULA_STARTS)):
             spaces = self._spaces_of_tag(literal, sides, has_space=has_space)
         else:
             spaces = [self._has_space(side) for side in sides]

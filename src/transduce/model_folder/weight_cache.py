@@ -10,7 +10,6 @@ import errno
 import hashlib
 import math
 import os
-import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +21,21 @@ import msgspec
 from torch import Tensor
 
 from transduce.acceleration import PackedLayers
-from transduce.atomic_io import create_partial, exclusive_lock, file_sha256, replace_file, write_file
+from transduce.atomic_io import (
+    CACHE_VARIABLE,
+    create_partial,
+    exclusive_lock,
+    file_sha256,
+    replace_file,
+    user_cache_folder,
+    write_file,
+)
 from transduce.errors import TransduceError, count_noun, warn
 from transduce.model_folder.safety import read_json
 from transduce.model_folder.tensor_files import FileVersion, MappedTensors, bytes_of, header_bytes, write_tensors
 
 CACHE_FOLDER = ".transduce"
 """The name of the folder inside a model folder that caches digests of verified files and prepacked weights."""
-_VARIABLE = "TRANSDUCE_CACHE"  # names the user's cache; empty: nothing is kept, in model folders either
 _RECORDS = "verified_files.json"
 _SMALL_BYTES = 32 << 20  # smaller files are read and quantized again faster than anybody notices
 _SETTLED_NS = 2_000_000_000  # the coarsest file systems count time in steps of two seconds
@@ -40,10 +46,9 @@ def cache_folders(folder: Path) -> list[Path]:
     """Return a list of the folders that may hold a model folder's cache, the preferred one first.
 
     A model folder that can be written to has its cache inside; others have it in the user's cache folder too. The list
-    is empty if $TRANSDUCE_CACHE is empty, which disables caching.
+    is empty if $TRANSDUCE_CACHE is empty, which disables caching in model folders, too.
     """
-    configured = os.environ.get(_VARIABLE)
-    if configured == "":
+    if os.environ.get(CACHE_VARIABLE) == "":
         return []
     beside = folder / CACHE_FOLDER
     # A link could lead anywhere.
@@ -51,23 +56,8 @@ def cache_folders(folder: Path) -> list[Path]:
     if found and os.access(folder, os.W_OK):
         return found
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
-    base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):  # there is no home directory
-        users = Path(configured) if configured else Path(base or Path.home() / ".cache") / "transduce"
-        if not _is_of_another_user(users):
-            found.append(users / "models" / name)
-    return found
-
-
-def _is_of_another_user(folder: Path) -> bool:
-    """Return whether a folder belongs to another user, whose files cannot be trusted; False if it does not exist.
-
-    The result is True if the owner cannot be found out.
-    """
-    try:
-        return hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()
-    except OSError:
-        return True
+    users = user_cache_folder("models")
+    return found if users is None else [*found, users / name]
 
 
 @contextlib.contextmanager
@@ -252,7 +242,7 @@ class PrepackedCache:
         size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
         locations = cache_folders(self._folder)
         if not locations and always:
-            raise TransduceError(f"${_VARIABLE} is empty, so nothing may be cached: remove the variable.")
+            raise TransduceError(f"${CACHE_VARIABLE} is empty, so nothing may be cached: remove the variable.")
         if not locations or (size < _SMALL_BYTES and not always):
             return None
         problems: list[str] = []

@@ -59,7 +59,7 @@ class JobBatch:
 
 
 class Batcher:
-    """The thread-safe queue between HTTP requests and decoding threads (workers), which forms batches of sentences."""
+    """A thread-safe queue of requests' sentences, from which decoding threads (workers) take batches."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Batcher:
         """Create an empty queue.
 
         Args:
-            settings: the limits on running and waiting requests and on a batch, and how long an idle worker waits for
-                further requests before it decodes the first one.
-            report_wait: receives the seconds that each job waited before its first batch.
+            settings: the limits on running requests, waiting requests and tokens per batch. `gather_milliseconds` is
+                how long an idle worker waits for further requests before it decodes.
+            report_wait: called when a job starts, with the seconds that the job waited for its first batch.
         """
         self.max_running = settings.max_running
         self.max_waiting = settings.max_waiting
@@ -93,7 +93,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """The number of requests of which no sentence has gone into a batch yet, so that they can still be refused."""
+        """The number of jobs (clients' requests) of which no sentence has gone into a batch yet."""
         with self._changed:
             return sum(job.started_at is None for job in self._queue)
 
@@ -103,7 +103,7 @@ class Batcher:
             return self.max_running + self.max_waiting - self.running - self.waiting
 
     def submit(self, *jobs: Job) -> None:
-        """Add jobs (the sentences of a client's request) to the queue, all of them or none.
+        """Add the jobs of one client's request to the queue: either all of them or none.
 
         A job without sentences is complete at once.
 
@@ -133,7 +133,10 @@ class Batcher:
             return job.started_at is not None
 
     def _dequeue(self, job: Job) -> None:
-        """Remove a job (client's request) from the queue, and from the running ones unless a batch still decodes it."""
+        """Remove a job (client's request) from the queue.
+
+        The job also stops counting as running, unless a batch with its sentences is being decoded.
+        """
         if job in self._queue:
             self._queue.remove(job)
         if not job.num_batches:
@@ -141,9 +144,10 @@ class Batcher:
         self._changed.notify_all()
 
     def take(self) -> JobBatch | None:
-        """Block until a batch is ready, and return it to the calling worker; None once the queue is closed and empty.
+        """Block until a batch is ready, and return the batch to the calling worker.
 
-        An idle worker waits `gather_seconds` for further requests.
+        The result is None once the queue is closed and empty. A batch that is not full waits up to `gather_seconds` for
+        further requests.
         """
         with self._changed:
             self.idle_workers += 1
@@ -167,12 +171,13 @@ class Batcher:
             self._changed.notify_all()
 
     def _take(self, find_jobs: Callable[[], list[Job]], seconds: float) -> JobBatch | None:
-        """Block until some queued jobs fill a batch or have waited long enough, and return a batch of them.
+        """Block until some queued jobs can form a batch, and return the batch.
 
-        The result is None once the queue is closed and empty.
+        A batch is formed when these jobs fill it or when the oldest job has waited long enough. The result is None once
+        the queue is closed and empty.
 
         Args:
-            find_jobs: returns the queued jobs (clients' requests) that the batch may have at present.
+            find_jobs: returns the queued jobs (clients' requests) that may be in the batch.
             seconds: how long the oldest of these jobs waits for others.
         """
         while True:
@@ -188,7 +193,11 @@ class Batcher:
                 return self._start_batch(self._pick(head, jobs))
 
     def _overtaking_jobs(self) -> list[Job]:
-        """Return a list of queued jobs with little work beside that of every current batch; [] if a worker is idle."""
+        """Return a list of the queued jobs that are short enough to overtake all batches being decoded.
+
+        The work of such a job is at most a quarter of each batch's work. The list is empty if a worker is idle, if no
+        batch is being decoded, or if one of them has little work.
+        """
         if self.idle_workers or not self._decoding:
             return []
         least = min(batch.work for batch in self._decoding)
@@ -197,19 +206,22 @@ class Batcher:
         return [job for job in self._queue if job.may_overtake and job.work * _OVERTAKING_RATIO <= least]
 
     def _next_job(self, jobs: Sequence[Job]) -> Job | None:
-        """Return the first of some queued jobs that may be decoded now; None if there is none.
+        """Return the first of `jobs` that may be decoded now; None if there is none.
 
-        A job may be decoded if a part of it is being decoded already, or if fewer than `max_running` jobs are.
+        A job that has started may always continue. A new job may start if fewer than `max_running` jobs are running.
         """
         can_start = len(self._running) < self.max_running
         return next((job for job in jobs if can_start or job in self._running), None)
 
     def _wait_for_more(self, find_jobs: Callable[[], list[Job]], seconds: float) -> None:
-        """Wait for further jobs until the oldest has waited for `seconds`, a batch can be filled, or no job is left.
+        """Wait for further jobs, so that they can be decoded in one batch.
+
+        The wait ends when a batch can be filled, when the oldest job has waited long enough, when no job is left, or
+        when the queue is closed.
 
         Args:
-            find_jobs: returns the queued jobs that the batch may have at present.
-            seconds: how long the oldest of these jobs waits since it was accepted.
+            find_jobs: returns the queued jobs that may be in the batch.
+            seconds: how long the oldest of these jobs waits, counted from when it was accepted.
         """
         while (jobs := find_jobs()) and not self._closed and not self._can_fill_batch(jobs):
             seconds_left = min(job.accepted_at for job in jobs) + seconds - time.monotonic()
@@ -218,9 +230,10 @@ class Batcher:
             self._changed.wait(seconds_left)
 
     def _can_fill_batch(self, jobs: Sequence[Job]) -> bool:
-        """Return whether a batch need not wait for more jobs.
+        """Return whether to form a batch of `jobs` at once instead of waiting for more jobs.
 
-        It need not if `jobs` fill it, or if at least `max_running` jobs are running or waiting already.
+        The result is True if the jobs fill a batch. It is also True if `max_running` jobs are running or waiting,
+        because no further job could start.
         """
         tokens = sum(job.total_tokens * job.search.num_hypotheses for job in jobs)
         return tokens >= self.batch_tokens or self.running + self.waiting >= self.max_running
@@ -231,13 +244,15 @@ class Batcher:
             self._dequeue(job)
 
     def _pick(self, job: Job, jobs: Sequence[Job]) -> list[JobSentence]:
-        """Return a list of the sentences of a new batch: a job's longest waiting one, and others of similar length.
+        """Return a list of the sentences of a new batch.
 
-        A job whose sentences are context of one another goes into one batch alone, in order.
+        The batch has the longest waiting sentence of `job`, and sentences of similar length from all `jobs`. However,
+        if `job` is sequential (its sentences are context of one another), the batch has exactly its sentences, in
+        order.
 
         Args:
             job: the job (client's request) that has waited longest since its last batch.
-            jobs: the jobs from which further sentences may come, if they are compatible with `job`.
+            jobs: the jobs from which sentences may come, if they are compatible with `job`.
         """
         if job.is_sequential:
             return [JobSentence(job, number) for number in range(len(job.sentences))]
@@ -256,9 +271,12 @@ class Batcher:
         return chosen
 
     def _sentences_per_worker(self, sentences: int) -> int:
-        """Return how many of `sentences` queued sentences one batch may take, so that idle workers get some, too.
+        """Return the maximum number of sentences in a batch, to leave some for other idle workers.
 
-        If there are fewer than 16 sentences for each idle worker, they are divided among fewer workers.
+        The sentences are divided evenly among the idle workers, but only among so many that each gets at least 16.
+
+        Args:
+            sentences: the number of queued sentences that the batch could take.
         """
         parts = min(self.idle_workers, max(1, sentences // _MIN_SENTENCES_PER_WORKER))
         return -(-sentences // max(1, parts))
@@ -275,7 +293,10 @@ class Batcher:
         return batch
 
     def _start_sentences(self, sentences: list[JobSentence]) -> None:
-        """Record that sentences have gone into a batch; jobs without further waiting sentences leave the queue."""
+        """Record that sentences have gone into a batch.
+
+        Jobs of which no sentence is waiting any more leave the queue.
+        """
         now = time.monotonic()
         for job in dict.fromkeys(sentence.job for sentence in sentences):
             if job.started_at is None:
@@ -287,10 +308,11 @@ class Batcher:
         self._queue = [job for job in self._queue if job.waiting]
 
     def join(self, batch: JobBatch, free_texts: int) -> list[JobSentence]:
-        """Add waiting sentences to a batch that is being decoded, and return a list of them; empty if none can join.
+        """Add waiting sentences to a batch that is being decoded, and return a list of the added sentences.
 
-        Jobs join in the order of the queue. Unless a worker is idle, no job overtakes a job that cannot join this
-        batch; otherwise a stream of joining requests could delay that job without end.
+        The list is empty if no sentence can join. Jobs join in the order of the queue. While all workers are busy, a
+        job that cannot join this batch keeps later jobs from joining. Otherwise a stream of joining jobs could delay it
+        without end.
 
         Args:
             batch: a batch with a continuous decoder.
@@ -326,11 +348,11 @@ class Batcher:
             return chosen
 
     def _fitting_sentences(self, job: Job, others: Sequence[JobSentence], free_texts: int) -> list[JobSentence]:
-        """Return a list of the first waiting sentences of a job that can be added to a batch.
+        """Return a list of as many waiting sentences of a job as fit into a batch, the longest first.
 
         Args:
             job: the job (client's request).
-            others: the sentences that the batch has already, which count toward the maximum of tokens in a batch.
+            others: the sentences in the batch so far; all sentences together must not exceed `batch_tokens`.
             free_texts: the number of hypotheses by which the batch may grow.
         """
         width, max_length = job.search.num_hypotheses, max((sentence.tokens for sentence in others), default=0)
@@ -344,9 +366,9 @@ class Batcher:
         return fitting
 
     def deliver(self, batch: JobBatch, sentence: JobSentence, result: Any) -> None:
-        """Store the result of a sentence, remove it from its batch, and complete its job if no result is missing.
+        """Store the result of a sentence, and remove the sentence from its batch.
 
-        A result that no client waits for is discarded.
+        If this was the last missing result, the job is complete. A result for which no client waits is discarded.
         """
         job = sentence.job
         with self._changed:
@@ -361,18 +383,18 @@ class Batcher:
             self._changed.notify_all()
 
     def drop_job(self, batch: JobBatch, job: Job) -> None:
-        """Record that a batch, which is still decoded, drops a job's sentences, because no client waits for them."""
+        """Remove an abandoned job from a batch that is being decoded, and from the queue."""
         with self._changed:
             batch.jobs.remove(job)
             job.num_batches -= 1
             self._dequeue(job)
 
     def finish(self, batch: JobBatch, results: list[Any] | Exception) -> None:
-        """Deliver the results of a decoded batch to its jobs (clients' requests), and complete jobs that lack none.
+        """Store the results of a decoded batch, and complete the jobs that have all their results now.
 
         Args:
             batch: the batch.
-            results: the result of each sentence; or an error, with which all jobs of the batch fail.
+            results: the result of each sentence, or an error with which all jobs of the batch fail.
         """
         with self._changed:
             if not isinstance(results, Exception):
@@ -387,7 +409,10 @@ class Batcher:
             self._changed.notify_all()
 
     def _complete(self, job: Job) -> None:
-        """Give a job its results if all are there, or an error if no client waits any more; otherwise do nothing."""
+        """Complete a job (client's request) with its results, if none is missing.
+
+        If no client waits any more, the job fails with the error of a missed deadline instead.
+        """
         if job.is_expired:
             self._fail(job, deadline_error(job.timeout))
         elif None not in job.results:
@@ -415,7 +440,10 @@ class Batcher:
 
 
 def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[JobSentence]:
-    """Yield waiting sentences that may share a batch with the sentence `head`: at most 256 of each compatible job."""
+    """Yield the waiting sentences that may share a batch with the sentence `head`.
+
+    At most 256 sentences of each job in `jobs` are yielded.
+    """
     for job in jobs:
         if job.is_compatible_with(head.job) and head.job.is_compatible_with(job):  # a subclass may refuse others
             for number in job.waiting[:_CANDIDATES_OF_A_JOB]:
@@ -424,7 +452,10 @@ def _compatible_sentences(head: JobSentence, jobs: Sequence[Job]) -> Iterator[Jo
 
 
 def _largest_work(sentences: Sequence[JobSentence]) -> int:
-    """Return the greatest work of a single job among sentences, in decoding steps times sentences; 0 for none."""
+    """Return the estimated work of the job with the most work among these sentences; 0 without sentences.
+
+    `estimate_work` states the unit. Only the sentences of a job that are among `sentences` count.
+    """
     steps: dict[Job, list[int]] = {}
     for sentence in sentences:
         steps.setdefault(sentence.job, []).append(sentence.steps)
@@ -512,14 +543,14 @@ class BatchObserver:
                 job.progress(index, tokens[number, 0].tolist(), agreed_length(tokens[number]))
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Report the progress of a text with several sentences to the client that waits for it.
+        """Report the growing translation of a text of several sentences to the client.
 
-        Nothing happens if the client wants no progress.
+        Nothing happens if the client wants no progress or has disconnected.
 
         Args:
             text: the text's index in the batch.
             final: the start of the translation, which does not change any more.
-            draft: the translation so far, with the best guess for its rest.
+            draft: the whole translation so far: `final`, then the best guess for the rest.
         """
         job, index = self.batch.sentences[text]
         if isinstance(job.progress, TextProgress) and job in self.batch.jobs:
@@ -602,7 +633,10 @@ class DecodingThreads:
                 self._busy.remove(thread)
 
     def _adapt_threads(self) -> None:
-        """Set the calling worker's number of PyTorch threads to an equal share of all compute threads, at least 1."""
+        """Set the number of PyTorch threads of the calling worker to its share of the compute threads, at least 1.
+
+        All busy workers have about equal shares.
+        """
         busy = [*self._busy]
         share, remainder = divmod(self._compute_threads, len(busy))
         share = max(1, share + (busy.index(threading.get_ident()) < remainder))
@@ -610,9 +644,10 @@ class DecodingThreads:
             torch.set_num_threads(share)
 
     def _decode(self, batch: JobBatch, *, may_grow: bool = True) -> None:
-        """Decode a batch and deliver its results; if it fails, decode each of its jobs (clients' requests) separately.
+        """Decode a batch and deliver its results.
 
-        So an error that one client's text causes does not reach the others; a job that fails alone gets the error.
+        If decoding fails, each job (client's request) of the batch is decoded again by itself. Only the jobs that fail
+        by themselves get an error, so one client's text cannot make the requests of others fail.
 
         Args:
             batch: the batch.
@@ -643,12 +678,12 @@ class DecodingThreads:
             self.batcher.finish(batch, results)
 
     def _decode_continuously(self, batch: JobBatch, decoder: ContinuousDecoder, *, may_grow: bool) -> None:
-        """Decode a batch step by step: deliver sentences that finish, and let waiting ones join after every step.
+        """Decode a batch step by step, and deliver the result of each sentence as soon as it has finished.
 
         Args:
             batch: the batch.
             decoder: the decoder of the batch, which sentences of other requests may join.
-            may_grow: waiting sentences may join.
+            may_grow: waiting sentences join the batch after each step, if the decoder has capacity.
         """
         joining = list(batch.sentences)
         while batch.sentences:
@@ -675,7 +710,10 @@ _QUEUE_TIMEOUT = "The server is busy: the request waited too long in the queue, 
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: Any) -> None:
-    """Let an event loop call a function soon, from another thread; nothing happens if the loop has been closed."""
+    """Schedule a function call in an event loop from another thread.
+
+    Nothing happens if the loop has been closed.
+    """
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
 
@@ -703,15 +741,17 @@ class Engine:
         )
 
     async def decode(self, jobs: Sequence[Job], disconnected: asyncio.Future[None]) -> list[list[Any]]:
-        """Decode the jobs of a request together, and return for each job a list with the result of each sentence.
+        """Decode the jobs of one request, and return a list with the list of results of each job.
+
+        A job's results are in the order of its sentences. If a job fails, the others are abandoned.
 
         Args:
-            jobs: all jobs of one request, not yet submitted. If one fails, the others are abandoned.
-            disconnected: done once the client has disconnected.
+            jobs: all jobs of the request, not yet submitted.
+            disconnected: future that is done once the client has disconnected.
 
         Raises:
-            RequestError: the queue is full, the jobs waited too long, the deadline has passed, the model failed, or the
-                server is shutting down.
+            RequestError: the queue is full, a job waited too long or missed its deadline, the model refused the request
+                or failed, or the server is shutting down.
             ClientGoneError: the client disconnected before the answer.
         """
         self.batcher.submit(*jobs)

@@ -132,12 +132,12 @@ class Completions:
 
         Args:
             request: what the client asks for.
-            disconnected: done once the client has disconnected.
-            report: receives the final part of a single growing completion; called in the event loop; None: no progress
-                is reported.
+            disconnected: future that is done once the client has disconnected.
+            report: called in the event loop with the final part of the growing completion, for a request of one
+                completion; None: no progress is reported.
 
         Raises:
-            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            RequestError: the request is invalid, names no served model, exceeds a limit or was not decoded in time.
             ClientGoneError: the client disconnected before the answer.
         """
         if len(request.stop) > MAX_STOPS or any(not 0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in request.stop):
@@ -181,9 +181,10 @@ class Completions:
         return json_response(render(completion), headers=completion.headers)
 
     def _language_headers(self, request: CompletionRequest) -> dict[str, str]:
-        """Return the HTTP header that warns of prompts in another language than the model's source language, as a dict.
+        """Return a dict with an HTTP header that warns of prompts in an unexpected language.
 
-        The dict is empty if there are no such prompts, or for a language model.
+        The dict is empty if all prompts seem to be in the translation model's source language. A language model has no
+        such header.
         """
         model = self.service.routes.by_name.get(self.find(request.model))
         return {} if model is None else language_headers(request.prompts, model.source_language)
@@ -251,12 +252,12 @@ def _generator_search(model: ServedGenerator, request: CompletionRequest, most_t
     Temperature 0 means greedy search. Without a seed in the request, a random one is used.
 
     Args:
-        model: the language model, whose settings the request changes.
+        model: the language model, whose own settings apply where the request sets none.
         request: the request.
         most_tokens: maximum number of new tokens that the server allows.
 
     Raises:
-        RequestError: a setting is out of range.
+        RequestError: a setting is out of range, or several texts are requested at temperature 0.
     """
     if request.max_tokens is not None and request.max_tokens > most_tokens:
         raise invalid_request(
@@ -337,9 +338,10 @@ class GenerationJob(Job):
         return self.report is not None or bool(self.stop)
 
     def follow(self, prompt: str, tokens: Sequence[Sequence[int]]) -> bool:
-        """Report the first of a prompt's growing continuations, and return whether all have reached a stop sequence.
+        """Report the progress of a prompt, and return whether its decoding can end.
 
-        If so, decoding of the prompt can end. The result is False for a job without a report or stop sequences.
+        Decoding can end when all continuations have reached a stop sequence. The first continuation is reported, as far
+        as it is final. For a job without a report or stop sequences, nothing happens and the result is False.
 
         Args:
             prompt: the text of the prompt.
@@ -403,10 +405,10 @@ def _find_stop(text: str, stops: Sequence[str]) -> int | None:
 
 
 def _safe_length(text: str, stops: Sequence[str]) -> int:
-    """Return how many characters at the start of a growing text are final, as no stop sequence can cut them off.
+    """Return the number of characters at the start of a growing text that no stop sequence can cut off.
 
-    These are the characters before the first stop sequence. Without one, they are all except an end with which a stop
-    sequence may begin.
+    If the text contains a stop sequence, these are the characters before it. Otherwise, if the text ends with the start
+    of a stop sequence, they are the characters before that end. Otherwise all characters count.
     """
     stops = list(map(_composed, stops))
     position = _find_stop(text, stops)
@@ -418,21 +420,26 @@ def _safe_length(text: str, stops: Sequence[str]) -> int:
 
 
 class TextFormatter(EventFormatter):
-    """A base class of formatters of a streamed completion, whose text is sent as soon as it is final."""
+    """A base class of formatters of a streamed completion.
+
+    Each part of the completion's text is sent as soon as it is final.
+    """
 
     _sent: str | None = None
     """The text of the stream that was sent so far; None: no event was sent."""
 
     @abstractmethod
     def text(self, text: str, *, is_first: bool) -> bytes:
-        """Return the bytes of the event with new text of the completion, which may be empty.
+        """Return the bytes of an event with new text of the completion.
 
-        `is_first` is True for the first event of the stream.
+        Args:
+            text: the new text; it may be empty.
+            is_first: True for the first event of the stream.
         """
 
     @abstractmethod
     def end(self, answer: Completion) -> bytes:
-        """Return the bytes of the events after the last text: the reason why it ended, and numbers of tokens."""
+        """Return the bytes of the events that end the stream: why the text ended, and the numbers of tokens."""
 
     @override
     def progress(self, progress: LineProgress) -> bytes:
@@ -449,7 +456,10 @@ class TextFormatter(EventFormatter):
         return self._new_text(text) + self.end(answer)
 
     def _new_text(self, text: str) -> bytes:
-        """Return the bytes of the event with the text that became final since the last event; b"" if there is none."""
+        """Return the bytes of an event with the part of `text` that was not sent yet.
+
+        The result is b"" if there is no new part, or if `text` does not begin with what was sent.
+        """
         before = self._sent or ""
         if text == self._sent or not text.startswith(before):
             return b""
@@ -460,7 +470,7 @@ class TextFormatter(EventFormatter):
 def _choices_of(answer: Answer, request: CompletionRequest, model: Model) -> list[CompletionChoice]:
     """Return the translations of a prompt as a list of completions, the best first.
 
-    Each is cut at the first stop sequence or at the maximum length.
+    Each translation is cut at the first stop sequence and at the maximum length.
 
     Args:
         answer: the best translation and its alternatives.
@@ -508,9 +518,10 @@ def _character_start(text: str, position: int) -> int:
 
 
 def token_offsets(tokens: Sequence[str], text: str) -> list[int]:
-    """Return a list with the character offset of each token in a text, without the spaces before the token.
+    """Return a list with the character offset in `text` at which each token begins.
 
-    A token that is not in the text, such as a byte of a character, gets the offset at which the token before it ends.
+    Spaces at the start of a token do not count if the text lacks them at this point. A token that is not in the text,
+    such as a single byte of a character, gets the offset at which the token before it ends.
     """
     offsets, end = [], 0
     for token in tokens:

@@ -1,6 +1,7 @@
 """DeepL's API (version 2): texts, documents, glossaries, languages and usage, for its official clients.
 
-A request field that would change the result and is not implemented is refused; one that cannot change it is accepted.
+A request is refused if it sets a field that is not implemented and would change the result. Other fields that are not
+implemented have no effect.
 """
 
 import re
@@ -267,8 +268,8 @@ class DeepLHandlers:
     def _source(self, message: DeepLRequest | DeepLDocumentRequest) -> str:
         """Return the canonical code of a request's source language, or `auto` if the request names none.
 
-        DeepL's clients name source languages without a region. If several served languages fit the source code, the
-        result is the first one with a model for the target language, or the first of all if no model has this target.
+        DeepL's clients name source languages without a region, so several served languages may fit. Then the first one
+        with a model for the target language is returned. If none has such a model, the first one is returned.
 
         Raises:
             RequestError: no served language fits the source or the target code, or several fit the target code.
@@ -279,15 +280,15 @@ class DeepLHandlers:
         return routes.find_first_pair(message.source_lang or AUTO, routes.find(message.target_lang))[0]
 
     def _glossary(self, message: DeepLRequest | DeepLDocumentRequest, owner: str) -> Glossary | None:
-        """Return the glossary, ready for search, that a request names by its id, or None if it names none.
+        """Return the stored glossary that a request names by its id; None if it names none.
 
         Args:
             message: the request.
             owner: digest of the client's API key; "" if the server has no keys.
 
         Raises:
-            RequestError: the glossary does not exist or is for other languages, or the request names several
-                glossaries or no source language.
+            RequestError: the client has no such glossary, the glossary is for other languages, or the request names
+                several glossaries or no source language.
         """
         ids = _split(message.glossary_ids) or ([message.glossary_id] if message.glossary_id else [])
         if not ids:
@@ -310,6 +311,9 @@ class DeepLHandlers:
         """Answer `GET` or `POST /v2/languages` with the source languages or the target languages.
 
         DeepL's official client sends a GET with a form as its body.
+
+        Raises:
+            RequestError: the request is invalid.
         """
         message = await self.checks.read_message(request, DeepLLanguagesRequest)
         routes = self.service.routes
@@ -328,7 +332,11 @@ class DeepLHandlers:
     @Operation("get", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True)
     @Operation("post", "/v2/usage", "Characters translated since the start.", DeepLUsage, needs_key=True)
     async def usage(self, request: Request) -> Response:
-        """Answer `GET` or `POST /v2/usage` with the number of characters translated since the server's start."""
+        """Answer `GET` or `POST /v2/usage` with the number of characters translated since the server's start.
+
+        Raises:
+            RequestError: the API key is missing or invalid.
+        """
         self.checks.check_key(request)
         count = int(self.service.metrics.value("transduce_characters_total"))
         return json_response(DeepLUsage(character_count=count, character_limit=_NO_LIMIT))
@@ -337,7 +345,7 @@ class DeepLHandlers:
 
     @Operation("get", "/v2/glossary-language-pairs", "Language pairs of glossaries.", DeepLGlossaryPairs)
     async def glossary_pairs(self, request: Request) -> Response:  # noqa: ARG002
-        """Answer `GET /v2/glossary-language-pairs` with the language pairs that glossaries may have."""
+        """Answer `GET /v2/glossary-language-pairs` with the language pairs of the served models."""
         routes = self.service.routes
         pairs = sorted(tuple(map(routes.regionless_code, pair)) for pair in routes.pairs)
         return json_response(
@@ -353,10 +361,11 @@ class DeepLHandlers:
         "post", "/v2/glossaries", "Create a glossary.", DeepLGlossary, DeepLGlossaryRequest, needs_key=True, status=201
     )
     async def glossaries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries` with descriptions of the client's glossaries, and `POST` by creating one.
+        """List the client's glossaries for `GET /v2/glossaries`, or create a glossary for `POST /v2/glossaries`.
 
         Raises:
-            RequestError: the new glossary is invalid, for no served languages, or one too many.
+            RequestError: the API key is missing or invalid; or the request for a new glossary is invalid, exceeds a
+                limit, or is for languages without a model; or the glossary cannot be stored.
         """
         if request.method != "POST":
             owner = self.checks.check_key(request)
@@ -380,9 +389,11 @@ class DeepLHandlers:
     @Operation("get", "/v2/glossaries/{id}", "Describe a glossary.", DeepLGlossary, needs_key=True)
     @Operation("delete", "/v2/glossaries/{id}", "Delete a glossary.", "text/plain", needs_key=True, status=204)
     async def glossary(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}` with a description of the glossary, and `DELETE` by deleting it.
+        """Describe a glossary for `GET /v2/glossaries/{id}`, or delete it for `DELETE /v2/glossaries/{id}`.
 
-        Status 404 if the client has no such glossary.
+        Raises:
+            RequestError: the client has no such glossary (status 404), its file cannot be deleted, or the API key is
+                missing or invalid.
         """
         owner, id = self.checks.check_key(request), request.path_params["id"]
         if request.method == "DELETE":
@@ -394,9 +405,12 @@ class DeepLHandlers:
         "get", "/v2/glossaries/{id}/entries", "Return a glossary's terms.", "text/tab-separated-values", needs_key=True
     )
     async def glossary_entries(self, request: Request) -> Response:
-        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms: per line a term, a tab, its translation.
+        """Answer `GET /v2/glossaries/{id}/entries` with the glossary's terms.
 
-        Status 404 if the client has no such glossary.
+        Each term is a line: the source text, a tab, and the translation.
+
+        Raises:
+            RequestError: the client has no such glossary (status 404), or the API key is missing or invalid.
         """
         owner = self.checks.check_key(request)
         stored = self.service.glossaries.get(request.path_params["id"], owner)
@@ -406,7 +420,14 @@ class DeepLHandlers:
 
     @Operation("post", "/v2/document", "Upload a document.", DeepLDocumentHandle, DeepLDocumentRequest, needs_key=True)
     async def document(self, request: Request) -> Response:
-        """Answer `POST /v2/document` at once with the id and secret key of the document, whose translation starts."""
+        """Answer `POST /v2/document` by starting the translation of the uploaded document.
+
+        The response is sent at once. It has the document's id and secret key, with which the client asks for the
+        result.
+
+        Raises:
+            RequestError: the request is invalid or exceeds a limit.
+        """
         message = await self.checks.read_upload(request, DeepLDocumentRequest)
         owner = self.checks.check_key(request, message.auth_key)
         refuse_fields(message, ("style_id", "translation_memory_id"))
@@ -431,7 +452,11 @@ class DeepLHandlers:
         "post", "/v2/document/{id}", "State of a document.", DeepLDocumentStatus, DeepLDocumentKey, needs_key=True
     )
     async def document_status(self, request: Request) -> Response:
-        """Answer `POST /v2/document/{id}` with the state of the document's translation; status 404 if it is unknown."""
+        """Answer `POST /v2/document/{id}` with the state of the document's translation.
+
+        Raises:
+            RequestError: there is no document with this id and secret key (status 404), or the request is invalid.
+        """
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
         translation = self.documents.get(request.path_params["id"], message.document_key)
@@ -458,7 +483,8 @@ class DeepLHandlers:
         """Answer `POST /v2/document/{id}/result` with the translated document, and delete it from the server.
 
         Raises:
-            RequestError: there is no such document, it could not be translated, or is not translated yet (503).
+            RequestError: there is no such document, it could not be translated, it is not translated yet (503), or the
+                request is invalid.
         """
         message = await self.checks.read_message(request, DeepLDocumentKey)
         self.checks.check_key(request, message.auth_key)
@@ -477,19 +503,20 @@ def _check_formality(formality: Formality | None) -> None:
 
 
 def _split(value: str | Sequence[str] | None) -> list[str]:
-    """Return a list of the names in a field of a request: a text, or several, each with names separated by commas.
+    """Return a list of the names in a request's field, without empty names.
 
-    The list is empty for None; empty names are left out.
+    Args:
+        value: names separated by commas in one text or in several texts; None: the list is empty.
     """
     return [name.strip() for each in as_list(value or []) for name in each.split(",") if name.strip()]
 
 
 def _tags(field: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return a tuple of the names of HTML or XML tags in a field of a request; empty if the field is not set.
+    """Return a tuple of the names of HTML or XML tags in a request's field.
 
     Args:
-        field: the name of the field, for the message.
-        value: its value: a text, or several, each with names separated by commas.
+        field: the name of the field, for the error's text.
+        value: tag names separated by commas in one text or in several texts; None: the tuple is empty.
 
     Raises:
         RequestError: a name is not valid as a tag's name, or there are too many names.

@@ -59,7 +59,11 @@ class GlossaryStore:
     """The glossaries of all clients, in a folder or in memory; clients are identified by digests of their API keys."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Read the glossaries of a folder, which is created if necessary; None: keep them in memory.
+        """Read the stored glossaries.
+
+        Args:
+            folder: the folder of the glossaries, which is created if necessary; None: new glossaries are kept in memory
+                only.
 
         Raises:
             TransduceError: the folder cannot be used, or one of its glossaries is damaged.
@@ -71,7 +75,8 @@ class GlossaryStore:
     def list(self, owner: str) -> list[StoredGlossary]:
         """Return a list of the glossaries of one client, oldest first.
 
-        The client is named by the digest of its API key, `owner`; "" on a server without keys.
+        Args:
+            owner: digest of the client's API key; "" if the server has no keys.
         """
         own = (stored for stored in self._glossaries.values() if stored.owner == owner)
         return sorted(own, key=lambda stored: (stored.created_at, stored.id))
@@ -92,7 +97,10 @@ class GlossaryStore:
         return stored
 
     def glossary(self, stored: StoredGlossary) -> Glossary:
-        """Return a stored glossary as a `Glossary`, which search uses; further calls return the same object."""
+        """Return a stored glossary as a `Glossary` for the search.
+
+        Further calls for the same stored glossary return the same object.
+        """
         if stored.id not in self._for_search:
             self._for_search[stored.id] = as_glossary(stored.terms)
         return self._for_search[stored.id]
@@ -172,20 +180,25 @@ def _read_folder(folder: Path) -> Iterator[StoredGlossary]:
 
 
 def as_glossary(terms: tuple[tuple[str, str], ...]) -> Glossary:
-    """Return terms, pairs of a source text and its translation, as a `Glossary`, which search uses."""
+    """Return terms as a `Glossary` for the search.
+
+    Args:
+        terms: the source text and the translation of each term.
+    """
     return Glossary(Term(source, (target,)) for source, target in terms)
 
 
 def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
-    """Return the terms of a glossary that a client sends: a tuple of pairs (source text, translation).
+    """Return a tuple of the terms in a glossary that a client sends, as pairs (source text, translation).
 
     Args:
-        text: a term per line; blank lines are skipped.
-        format: how source and translation are separated, `tsv` (a tab) or `csv`, where further columns are ignored.
+        text: the glossary, with a term per line; blank lines are skipped.
+        format: `tsv` for a tab between source text and translation. `csv` for columns of CSV; further columns are
+            ignored.
 
     Raises:
-        RequestError: a line lacks a source or a translation, a line of `tsv` has a third column, a source occurs twice,
-            a text is too long, or there are no terms or too many.
+        RequestError: a line lacks a source text or a translation, a line of `tsv` has a third column, a source text
+            occurs twice, a text is too long, the text is not valid CSV, or there are no terms or too many.
     """
     lines = text.replace("\r\n", "\n").split("\n")
     rows = csv.reader(io.StringIO(text, newline="")) if format == "csv" else (line.split("\t") for line in lines)
@@ -212,5 +225,5 @@ def parse_entries(text: str, format: str) -> tuple[tuple[str, str], ...]:
 
 
 def entries_as_tsv(stored: StoredGlossary) -> str:
-    """Return the terms of a stored glossary as text: a line for each, with a tab between source and translation."""
+    """Return the terms of a stored glossary as lines of text, with a tab between source text and translation."""
     return "\n".join(f"{source}\t{target}" for source, target in stored.terms)

@@ -86,6 +86,7 @@ class InspectionHandlers:
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, InspectRequest)
         model, search = self._select_model(message)
@@ -110,6 +111,7 @@ class InspectionHandlers:
 
         Raises:
             RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, InterveneRequest)
         self._check_text("changed", message.changed or "")
@@ -123,11 +125,11 @@ class InspectionHandlers:
         return await self._answer(request, message, model, search, work)
 
     def _select_model(self, message: SentenceRequest) -> tuple[ServedModel, SearchSettings]:
-        """Return a pair for a request to inspect a sentence: the model, and search settings that find its alternatives.
+        """Return the model that translates a sentence to inspect, and search settings with the requested alternatives.
 
         Raises:
-            RequestError: no served model translates between the languages or can be inspected, both languages are the
-                same, or the request exceeds a limit.
+            RequestError: a language is not served, both languages are the same, there is no model for them, the model
+                cannot be inspected, the sentence has several lines, or the request exceeds a limit.
         """
         self._check_text("q", message.q)
         alternatives = message.alternatives or 0
@@ -165,11 +167,18 @@ class InspectionHandlers:
         search: SearchSettings,
         work: Callable[[Observer], bytes],
     ) -> Response:
-        """Return the response whose body `work` returns, a function that a decoding thread calls.
+        """Call a function on a decoding thread, and return its result as the HTTP response.
+
+        Args:
+            request: the HTTP request.
+            message: the sentence to inspect, with its time limit.
+            model: the model that the function uses.
+            search: the search settings of the job.
+            work: the function, which returns the response's body as JSON.
 
         Raises:
-            RequestError: the queue is full, or the request was not decoded in time.
-            ClientGoneError: the client disconnected before.
+            RequestError: the queue is full, the request was not decoded in time, or the function failed.
+            ClientGoneError: the client disconnected before the answer.
         """
         seconds = self.service.settings.deadline_seconds
         job = FunctionJob(model, message.q, search, seconds=seconds, work=work).limit(message.timeout)
@@ -180,7 +189,7 @@ class InspectionHandlers:
 
 
 def _encoded(answer: msgspec.Struct) -> bytes:
-    """Return an answer as JSON in which each renamed key occurs under its old name, too."""
+    """Return the bytes of an answer as JSON, in which renamed keys also occur under their old names."""
     return msgspec.json.encode(_with_old_keys(msgspec.to_builtins(answer)))
 
 

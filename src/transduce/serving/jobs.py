@@ -32,7 +32,7 @@ class QueuedModel(Protocol):
 
 
 class JobOptions(TypedDict):
-    """The keyword arguments of `Model.translate`, on which a translation depends besides the search settings."""
+    """The keyword arguments of `Model.translate`, besides the sentences and the search settings."""
 
     indices: Sequence[int]
     """Index of each sentence in the client's request, on which the sentence's random draws depend."""
@@ -75,7 +75,10 @@ class Model(QueuedModel, Protocol):
     def translate(
         self, sentences: list[str], search: SearchSettings, **options: Unpack[JobOptions]
     ) -> list[Translation]:
-        """Return a list with the translation of each sentence of a batch; a sentence is a line or a text."""
+        """Return a list with the translation of each item of a batch.
+
+        Each item of `sentences` is a line or a text, which may have several sentences.
+        """
 
     def is_plain_sentence(self, text: str, text_settings: TextSettings) -> bool:
         """Return whether a text is translated as one sentence, without layout around it or protected spans in it.
@@ -90,22 +93,29 @@ class Model(QueuedModel, Protocol):
     def align_spans(
         self, translations: Sequence[Translation], spans: Sequence[Sequence[Span]], glossary: Glossary | None
     ) -> list[list[Span]]:
-        """Locate spans of sentences, such as the words of inline HTML elements, in the best translations of these.
+        """Locate spans of source sentences in the sentences' best translations.
+
+        For example, the spans are the words in inline HTML elements.
 
         Args:
-            translations: the translations.
-            spans: for each of them, spans of its source.
+            translations: the translations of the sentences.
+            spans: for each sentence, a sequence of spans of the source.
             glossary: the glossary that the translations were made with; None: none.
 
         Returns:
-            For each translation, a list with the character span in it of each source span.
+            For each translation, a list with the character span that corresponds to each source span.
         """
 
     def encode_target(self, text: str) -> list[int]:
         """Return the list of token ids of a text in the target language, without special tokens."""
 
     def decode_start(self, ids: Sequence[int], source: str) -> str:
-        """Return the text of the first target tokens of a sentence's translation, as it begins the finished text."""
+        """Return the text of a translation's first tokens, formatted as at the start of the finished translation.
+
+        Args:
+            ids: the first token ids of the translation.
+            source: the sentence that is translated.
+        """
 
     def unknown_characters(self, sentence: str) -> str:
         """Return the characters of a source sentence that the vocabulary lacks, joined in order; "" without any."""
@@ -118,7 +128,10 @@ hypothesis so far, and the number of these ids that are final."""
 
 @runtime_checkable
 class TextProgress(Protocol):
-    """A progress callback that also receives the growing translation of lines with several sentences, as text."""
+    """A callback for the progress of lines, as token ids or as text.
+
+    It receives token ids for a line that is one sentence, and text for a line with several sentences.
+    """
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
         """Receive the progress of a line that is one sentence.
@@ -144,7 +157,10 @@ class ContinuousDecoder(Protocol):
 
     @property
     def free_texts(self) -> int:
-        """The maximum number of further hypotheses (beam size or samples per sentence) that can join."""
+        """The number of further hypotheses that the decoder can take.
+
+        A sentence needs as many as its beam size. A prompt needs one for each requested sample.
+        """
 
     def join(self, sentences: Sequence["JobSentence"]) -> None:
         """Add sentences (or prompts); the next steps decode them together with those that are being decoded."""
@@ -168,7 +184,7 @@ class AlignedTranslation(NamedTuple):
 class Job:
     """The sentences of one client's request for one model, with their results, deadline and settings.
 
-    Several threads use a job; only under the lock of the `Batcher`, the queue of all jobs.
+    Several threads use a job. They may change it only while they hold the lock of the `Batcher`, the queue of all jobs.
     """
 
     may_overtake = True
@@ -216,10 +232,11 @@ class Job:
         self.future.set_running_or_notify_cancel()
 
     def limit(self, timeout: float | None) -> Self:
-        """Shorten the deadline to the time limit that the request set itself, and return the job.
+        """Shorten the deadline to the request's own time limit, and return this job.
 
         Args:
-            timeout: seconds since the request was accepted; a longer limit than the server's, or None, has no effect.
+            timeout: the limit in seconds since the request was accepted. None, or a limit that is longer than the
+                server's, has no effect.
         """
         if timeout is not None and self.accepted_at + timeout < self.deadline:
             self.deadline, self.timeout = self.accepted_at + timeout, timeout
@@ -261,12 +278,12 @@ class Job:
         return False
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
-        """Decode a batch of sentences of this job and compatible ones, and return a list of their results in order.
+        """Decode a batch, and return a list with the result of each sentence, in order.
 
-        A job with a continuous decoder needs no such method.
+        A job with a continuous decoder does not need this method.
 
         Args:
-            batch: the sentences.
+            batch: sentences of this job and of jobs that are compatible with it.
             observer: called after every decoding step; it reports progress and drops sentences.
         """
         raise NotImplementedError
@@ -276,9 +293,10 @@ _FIXED_COST = 4  # of a decoding step, in sentences
 
 
 def estimate_work(steps: Sequence[int]) -> int:
-    """Return the estimated work of decoding sentences together, in decoding steps times sentences; 0 for none.
+    """Return the estimated work of decoding sentences in one batch, in units of one decoding step of one sentence.
 
-    It is the sum of all sentences' steps, plus four times the longest sentence's steps for the fixed cost of a step.
+    It is the sum of all sentences' steps, plus four times the longest sentence's steps for the fixed cost of a step. It
+    is 0 without sentences.
 
     Args:
         steps: number of decoding steps of each sentence.
@@ -349,7 +367,11 @@ class TranslationJob(Job):
         each sentence is translated by itself."""
 
     def keep_together(self, documents: Documents) -> None:
-        """Translate the sentences as the text of these documents: in one batch, in order, without other jobs."""
+        """Translate the sentences as parts of documents: in order, in one batch, without other jobs.
+
+        Args:
+            documents: the documents that the sentences belong to; earlier sentences are context of later ones.
+        """
         self.documents, self.is_sequential = documents, True
 
     def is_compatible_with(self, other: Job) -> bool:
@@ -366,10 +388,10 @@ class TranslationJob(Job):
         )
 
     def decode(self, batch: Sequence["JobSentence"], observer: Observer) -> list[Any]:
-        """Translate a batch of sentences of compatible jobs, and return a list with an `AlignedTranslation` each.
+        """Translate a batch, and return a list with an `AlignedTranslation` of each sentence, in order.
 
         Args:
-            batch: the sentences.
+            batch: sentences of this job and of jobs that are compatible with it.
             observer: called after every decoding step; it reports progress and drops sentences.
         """
         sentences, indices = [entry.sentence for entry in batch], [entry.number for entry in batch]
@@ -403,11 +425,11 @@ class TranslationJob(Job):
         ]
 
     def _align_marks(self, translation: Translation, marks: Sequence[Span]) -> list[list[Span]]:
-        """Return where the words of a sentence's inline HTML elements (marks) are in each alternative translation.
+        """Locate a sentence's inline HTML elements (marks) in each alternative translation.
 
         Args:
             translation: the sentence's translation.
-            marks: the spans of the elements in the source sentence.
+            marks: the character spans of the elements' words in the source sentence.
 
         Returns:
             For each alternative, a list with the character span of each mark.
@@ -420,7 +442,10 @@ class TranslationJob(Job):
 
 
 class FunctionJob(Job):
-    """A job of the queue that runs a function on a decoding thread, such as an inspection, alone in its batch."""
+    """A job of the queue that runs a function, such as an inspection, on a decoding thread.
+
+    The job is alone in its batch.
+    """
 
     may_overtake = False
     is_sequential = True

@@ -56,9 +56,9 @@ class Routes:
         """Canonical codes of all served languages, sorted."""
 
     def _add_code(self, own_code: str) -> str:
-        """Return the canonical code of a model's language; other spellings of one language get the same code.
+        """Return the canonical code of a model's language.
 
-        The model's own spelling is stored if it is the first one of the language.
+        Different spellings of one language get the same code. The first spelling is stored as the language's own code.
         """
         code = next((each for each in self._own_codes if is_same_language(each, own_code)), canonical(own_code))
         self._own_codes.setdefault(code, own_code)
@@ -92,16 +92,22 @@ class Routes:
 
     @property
     def samples(self) -> list[tuple[str, ...]]:
-        """For each model in order, a tuple of source sentences that the web page offers as examples; () for none."""
+        """A list with a tuple of example source sentences for each model, in order, for the web page.
+
+        The tuple of a model without examples is empty.
+        """
         return [getattr(model, "samples", ()) for model in self._models.values()]
 
     @property
     def by_name(self) -> dict[str, Model]:
-        """Dict: name → model, in order; a model's name is its language pair in its own spelling, such as `zh-en`."""
+        """A dict from the name of each model to the model, in order.
+
+        A model's name is its language pair as the model spells it, such as `zh-en`.
+        """
         return {f"{model.source_language}-{model.target_language}": model for model in self._models.values()}
 
     def own_code(self, code: str) -> str:
-        """Return the code that the models use for a language by its canonical code, such as `zh` for `zh-Hans`.
+        """Return the models' own spelling of a canonical language code, such as `zh` for `zh-Hans`.
 
         A code of a language that no model has is returned unchanged.
         """
@@ -131,10 +137,11 @@ class Routes:
         return served
 
     def find_first_pair(self, source: str, target: str) -> tuple[str, str]:
-        """Return the pair of canonical codes of the served languages that a client's codes mean.
+        """Return the canonical codes (source, target) of the served languages that a client's codes mean.
 
-        A code without region may mean several languages: `pt` both `pt-BR` and `pt-PT`. The first pair with a model is
-        returned; if no model has such a pair, the first code of each.
+        A code without a region may mean several languages: `pt` means both `pt-BR` and `pt-PT`. The first pair that has
+        a model is returned. If no such pair has a model, the first fitting source and the first fitting target are
+        returned.
 
         Raises:
             RequestError: no served language fits a code.
@@ -153,10 +160,10 @@ class Routes:
             return fitting
 
     def regionless_code(self, code: str) -> str:
-        """Return a served language's code without script and region if it is unambiguous, such as `pt` for `pt-PT`.
+        """Return a served language's code without script and region, such as `pt` for `pt-PT`.
 
-        If several served languages fit the short code, the canonical code `code` is returned. The short code has two
-        letters, or three if the language has none of two.
+        The short code has two letters if the language has such a code, else three. If the short code does not clearly
+        mean this served language, the canonical code `code` is returned unchanged.
         """
         short = short_code(code)
         try:
@@ -165,13 +172,13 @@ class Routes:
             return code
 
     def model(self, source: str, target: str) -> Model | None:
-        """Return the model for a pair of canonical language codes, or None if a text stays as it is.
+        """Return the model for a pair of canonical language codes; None if no translation is needed.
 
-        None is returned if source and target are the same language, unless a model has this pair, such as one that
-        answers or summarizes texts.
+        None is returned if both codes are the same and no model has this pair. A model that answers or summarizes texts
+        has such a pair.
 
         Raises:
-            RequestError: there is no model for the pair.
+            RequestError: the codes differ, and there is no model for the pair.
         """
         model = self._models.get((source, target))
         if model is None and source != target:
@@ -195,15 +202,18 @@ class Routes:
         return sources
 
     def identify_source(self, text: str, target: str, detector: "Detector") -> DetectedLanguage:
-        """Detect the language of a text among those that are translated into the target language, with its confidence.
+        """Return the detected language of a text, and the confidence.
+
+        The result is one of the languages from which a model translates into the target language.
 
         Args:
-            text: the text, of which the first 2,000 characters count.
+            text: the text, of which only the first 2,000 characters are used.
             target: canonical code of the target language.
             detector: detects the language.
 
         Raises:
-            RequestError: the text seems to be in the target language or in another language without a model.
+            RequestError: no model translates into the target language, or the text seems to be in the target language
+                or in a language from which no model translates into it.
         """
         sources = self.sources_of(target)
         text = without_protected(text[:_MAX_CHARACTERS])
@@ -259,15 +269,18 @@ def _letters_of(code: str) -> re.Pattern[str]:
 
 
 class Detector:
-    """A detector of a text's language among the served ones, by profiles of their letters or else by their scripts."""
+    """A detector of the language of a text among the served languages.
+
+    It uses statistical language profiles if the models have them, otherwise only the scripts of letters.
+    """
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:
         """Create a detector.
 
         Args:
             codes: canonical codes of the served languages.
-            profiles: language profiles, whose codes may have any spelling; used if they cover all candidates for a
-                text, else scripts tell languages apart; None: no profiles.
+            profiles: language profiles, whose codes may have any spelling. They are used if all languages that a text
+                may be in have a profile. Otherwise only the languages' scripts are compared. None: no profiles.
         """
         self.codes = list(codes)
         self._profiles = profiles
@@ -275,14 +288,13 @@ class Detector:
         self._profile_codes = {code: each for each in known for code in self.codes if is_same_language(code, each)}
 
     def detect(self, text: str, among: Sequence[str] | None = None) -> list[DetectedLanguage]:
-        """Return a list of the languages that a text may be in with their confidence in percent, likeliest first.
+        """Return a list of the languages that a text may be in, likeliest first, each with a confidence in percent.
+
+        All candidates are in the list; the percentages add up to about 100.
 
         Args:
-            text: only its first 2,000 characters are used, without URLs and other protected spans.
+            text: the text, of which only the first 2,000 characters are used, without URLs and other protected spans.
             among: canonical codes of the candidate languages; None: all served languages.
-
-        Returns:
-            All candidates; the percentages add up to about 100.
         """
         text, codes = without_protected(text[:_MAX_CHARACTERS]), self.codes if among is None else list(among)
         script = sentence_script(text)
@@ -299,10 +311,11 @@ class Detector:
 
 
 def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
-    """Return a dict from each language code to a probability, by the scripts of a text's letters alone.
+    """Return a dict from each language code to a probability, estimated from the scripts of a text's letters.
 
-    A language's weight is the fraction of the text's letters that are of its script; without kana, Japanese gets a
-    tenth of that. The weights are normalized to sum to 1. A text without letters of these scripts gives equal ones.
+    A language's weight is the fraction of the text's letters that belong to its script. If the text has no kana, the
+    weight of Japanese is divided by ten. The weights are normalized to sum to 1. If all weights are 0, the
+    probabilities are equal.
     """
     names = [unicodedata.name(letter, "") for letter in text if letter.isalpha()]
     weights = {code: sum(map(bool, map(_letters_of(code).match, names))) / max(1, len(names)) for code in codes}
@@ -314,9 +327,13 @@ def alphabet_shares(text: str, codes: Sequence[str]) -> dict[str, float]:
 
 
 def has_letters_of(text: str, code: str) -> bool:
-    """Return whether a text (its first 2,000 characters) has a letter of the script of the language with this code.
+    """Return whether a text has a letter of a language's script.
 
-    Languages whose script is not known count as written in Latin letters.
+    Only the first 2,000 characters count. A language whose script is not known counts as written in Latin letters.
+
+    Args:
+        text: the text.
+        code: the code of the language.
     """
     letters = _letters_of(code)
     return any(letters.match(unicodedata.name(letter, "")) for letter in text[:_MAX_CHARACTERS] if letter.isalpha())

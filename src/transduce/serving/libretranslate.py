@@ -191,9 +191,12 @@ class LibreTranslateHandlers:
 
     @Operation("get", "/download_file/{key}/{name}", "Download a translated document.", "application/octet-stream")
     async def download_file(self, request: Request) -> Response:
-        """Answer `GET /download_file/{key}/{name}` with a translated document; status 404 if there is none.
+        """Answer `GET /download_file/{key}/{name}` with a translated document.
 
         `key` is the document's id and secret key, and `name` is not used.
+
+        Raises:
+            RequestError: status 404, there is no such translated document.
         """
         id, _, key = request.path_params["key"].partition("-")
         translation = self.documents.get(id, key)
@@ -207,7 +210,8 @@ class LibreTranslateHandlers:
         """Answer `POST /suggest` by appending a user's better translation to the server's file of suggestions.
 
         Raises:
-            RequestError: the request is invalid, suggestions are disabled (status 403), or the file is full (507).
+            RequestError: the request is invalid or exceeds a limit, suggestions are disabled (status 403), the API key
+                is missing or invalid (403), or the file is full or cannot be written (507).
         """
         self.checks.take_from_rate(request)
         message = await self.checks.read_message(request, SuggestRequest)
@@ -225,10 +229,12 @@ class LibreTranslateHandlers:
 
 
 def check_suggestions_file(path: Path) -> None:
-    """Check that suggestions can be appended to a file, which is created if it does not exist.
+    """Check that suggestions can be appended to a file.
+
+    A missing file is created.
 
     Raises:
-        TransduceError: it cannot be written.
+        TransduceError: the file cannot be opened for writing.
     """
     try:
         path.open("ab").close()
@@ -239,9 +245,14 @@ def check_suggestions_file(path: Path) -> None:
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Append a line, without its line feed, and a line feed to a file that may have at most 64 MiB.
+    """Append a line and a line feed to a file of at most 64 MiB.
 
-    A line that cannot be written as a whole leaves nothing in the file, and one that an earlier process began is ended.
+    If the line cannot be written as a whole, the file does not change. If the file does not end with a line feed, one
+    is added first.
+
+    Args:
+        path: the file.
+        line: the line, without its line feed.
 
     Raises:
         RequestError: status 507, the file is full or cannot be written; the log says why.
@@ -259,7 +270,12 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _write_whole(file: io.FileIO, content: bytes, size: int) -> None:
-    """Append bytes to a file of `size` bytes, or leave it as it is.
+    """Append bytes to a file; if that fails, restore the file's old size.
+
+    Args:
+        file: the file, opened for appending.
+        content: the bytes.
+        size: the file's size before.
 
     Raises:
         OSError: the bytes cannot be written, or not all of them.
@@ -274,10 +290,12 @@ def _write_whole(file: io.FileIO, content: bytes, size: int) -> None:
 
 
 def _check_set(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Refuse a request in which one of the named fields is empty or null, with LibreTranslate's own message.
+    """Check that required fields of a request are neither empty nor null.
+
+    The error has LibreTranslate's own message.
 
     Raises:
-        RequestError: one of these fields is empty.
+        RequestError: one of the fields `names` is empty or null.
     """
     for name in names:
         if not getattr(message, name):

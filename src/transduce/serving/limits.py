@@ -50,9 +50,10 @@ class AdmissionCounter:
         """Number of requests admitted during the current iteration of the event loop."""
 
     def admit(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Count one more request and return True, or return False if the requests of this iteration fill the queue.
+        """Count one more request if the queue still has a free slot for it, and return whether it was counted.
 
-        An iteration is one of the event loop. A request that is not admitted is tried again in the next iteration.
+        The count starts again in each iteration of the event loop. The caller may try a rejected request again in the
+        next iteration.
 
         Args:
             loop: the running event loop.
@@ -68,7 +69,9 @@ class AdmissionCounter:
         self._admitted = 0
 
     def decoding_path(self, data: bytes) -> str | None:
-        """Return the path of a request that needs a decoding thread, without the root path; None for other requests.
+        """Return the path of a POST request that needs a decoding thread, without the root path.
+
+        The result is None for all other requests.
 
         Args:
             data: the first bytes of the request as received, with its request line.
@@ -82,9 +85,10 @@ class AdmissionCounter:
 
 
 class ReadersWriterLock:
-    """A readers-writer lock, which several threads share or one holds exclusively, for example to modify a model.
+    """A readers-writer lock: either several threads share it, or one thread holds it exclusively.
 
-    Threads that want to share the lock wait while another thread waits to hold it exclusively.
+    For example, a thread that modifies a model holds it exclusively. While a thread waits to hold the lock exclusively,
+    threads that want to share it wait, too.
     """
 
     def __init__(self) -> None:
@@ -95,7 +99,10 @@ class ReadersWriterLock:
 
     @contextmanager
     def hold_shared(self) -> Iterator[None]:
-        """Hold the lock in a `with` block together with other threads; wait while one holds or wants it exclusively."""
+        """Share the lock with other threads in a `with` block.
+
+        The call waits while another thread holds the lock exclusively or waits to do so.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_exclusive and not self._waiting_for_exclusive)
             self._sharing += 1

@@ -307,7 +307,7 @@ class OpenAIError(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def error_type(path: str) -> type[ErrorMessage | OpenAIError]:
-    """Return the type of the response to a request that failed, by the request's path."""
+    """Return the type of the error responses to requests with this path."""
     return OpenAIError if path.startswith("/v1/") else ErrorMessage
 
 
@@ -316,7 +316,10 @@ def error_type(path: str) -> type[ErrorMessage | OpenAIError]:
 
 
 class RequestError(Exception):
-    """An error that a client gets as a response with an HTTP status and one sentence, in the format of its API."""
+    """An error that a client gets as the response to its request: an HTTP status and one sentence.
+
+    The response has the format of the API that the request's path belongs to.
+    """
 
     def __init__(self, status: int, sentence: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(sentence)
@@ -328,7 +331,11 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """A dict of the error response's HTTP headers: Retry-After (whole seconds) and Connection, where they apply."""
+        """A dict of the HTTP headers of the error response.
+
+        It has Retry-After (whole seconds) if `retry_after_seconds` is set, and Connection if the connection will be
+        closed.
+        """
         headers = {}
         if self.retry_after_seconds is not None:
             headers["Retry-After"] = str(max(1, math.ceil(self.retry_after_seconds)))
@@ -357,12 +364,14 @@ def refusing_errors() -> Iterator[None]:
 
 
 def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
-    """Refuse a request that sets one of the unsupported fields in `names` to a value that is not empty.
+    """Refuse a request that sets an unsupported field to a value that is not empty.
 
-    Names of fields that the message does not have are skipped.
+    Args:
+        message: the request.
+        names: the names of unsupported fields; names that the message does not have are skipped.
 
     Raises:
-        RequestError: a field is set that would change the answer, but that the server does not support.
+        RequestError: one of these fields is set.
     """
     for name in names:
         if getattr(message, name, None):
@@ -370,7 +379,12 @@ def refuse_fields(message: msgspec.Struct, names: Sequence[str]) -> None:
 
 
 def check_characters(characters: int, limit: int, name: str = "request") -> None:
-    """Check the number of characters of a request or of a part of it; `name` names this part in the error.
+    """Check that a request, or a part of it, does not have too many characters.
+
+    Args:
+        characters: the number of characters.
+        limit: the maximum number.
+        name: what has these characters, for the error's text.
 
     Raises:
         RequestError: there are more than `limit` characters.
@@ -486,10 +500,10 @@ def document(operations: Sequence[Operation], settings: ServingSettings) -> dict
 
 
 def _document_old_keys(answer: type, components: dict[str, Any], old_keys: Mapping[str, str]) -> None:
-    """Add the former names of a response's fields to the schemas of its type and of all types in it, as deprecated.
+    """Add the former names of a response's fields to the schemas of an OpenAPI document, as deprecated.
 
     Args:
-        answer: the type of the response.
+        answer: the type of the response; the types inside it are changed, too.
         components: the schema of each message by its name; changed in place.
         old_keys: the former names by present name.
     """

@@ -61,7 +61,10 @@ class Metrics:
 
 
 class _Page(Collector):
-    """A collector for prometheus-client: a server's metrics, without creation times, and its gauges of the moment."""
+    """A collector that prometheus-client reads, with a server's metrics and its gauges.
+
+    Metrics have no creation times. The gauges are values of this moment, such as the length of the queue.
+    """
 
     def __init__(self, registry: CollectorRegistry, gauges: Mapping[str, tuple[str, float]]) -> None:
         self._registry = registry

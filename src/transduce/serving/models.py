@@ -38,7 +38,7 @@ class ServedModel(Model):
 
         Args:
             translator: an open translator.
-            search: search settings of requests that set none; None: the translator's settings.
+            search: search settings for requests without such settings; None: the translator's settings.
             languages: source and target language; None: the languages in the translator's folder.
             profiles: profiles of the translator's languages for language detection; None: it has none.
             samples: source sentences that the web page offers as examples.
@@ -145,16 +145,18 @@ class ServedGenerator:
 
 
 def parse_model(argument: str) -> tuple[tuple[str, str] | None, Path]:
-    """Divide an argument of `transduce serve` into a pair of language codes, or None, and a path.
+    """Parse an argument SOURCE:TARGET=PATH or PATH of `transduce serve`.
 
-    The path is that of a model folder or, in the option for glossaries, of a model's glossary file.
+    The path is that of a model folder, or of a glossary file in the option for glossaries.
 
     Args:
-        argument: SOURCE:TARGET=PATH, or PATH alone, for which the pair is None. The path of an existing file or folder
-            may contain an equals sign.
+        argument: the argument. If it is the path of an existing file or folder, it may contain an equals sign.
+
+    Returns:
+        The pair of language codes, or None for a path alone; and the path.
 
     Raises:
-        TransduceError: the text before the path is not two languages.
+        TransduceError: the text before the equals sign is not two languages, or there is no path after it.
     """
     languages, equals, folder = argument.rpartition("=")
     if not equals or Path(argument).exists():

@@ -194,6 +194,10 @@ class OllamaHandlers:
         """Answer `POST /api/chat` with the next message of a conversation.
 
         A translation model translates the user's last message; a language model answers or continues the conversation.
+
+        Raises:
+            RequestError: the request is invalid, names no served model, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, OllamaChatRequest)
         for each in message.messages:
@@ -220,7 +224,11 @@ class OllamaHandlers:
     async def generate(self, request: Request) -> Response:
         """Answer `POST /api/generate` with the translation of a text, or with a language model's continuation of it.
 
-        A model with a chat template answers the text as a user's message.
+        A language model with a chat template answers the text as a user's message, unless the request sets `raw`.
+
+        Raises:
+            RequestError: the request is invalid, names no served model, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, OllamaGenerateRequest)
         prompt = message.prompt
@@ -268,7 +276,11 @@ class OllamaHandlers:
 
     @Operation("post", "/api/show", "Describe a model, for Ollama's clients.", OllamaShown, OllamaShowRequest)
     async def show(self, request: Request) -> Response:
-        """Answer `POST /api/show` with a description of the named model; status 404 if there is no such model."""
+        """Answer `POST /api/show` with a description of the named model.
+
+        Raises:
+            RequestError: there is no such model (status 404), or the request is invalid.
+        """
         message = await self.checks.read_message(request, OllamaShowRequest)
         wanted = message.model or message.name
         if not wanted:
@@ -283,7 +295,10 @@ class OllamaHandlers:
 
 
 def _template_variables(message: _OllamaFields) -> dict[str, bool]:
-    """Return the variables that a request sets for a chat template: `enable_thinking`, if the request has `think`."""
+    """Return a dict of the variables that a request sets for a chat template.
+
+    It has `enable_thinking` if the request sets `think`; otherwise it is empty.
+    """
     return {} if message.think is None else {"enable_thinking": bool(message.think)}
 
 
@@ -318,11 +333,11 @@ class _LineFormatter(TextFormatter):
         return _line({"error": error.sentence})
 
     def last_line(self, answer: Completion, text: str) -> OllamaResponse:
-        """Return the object that ends an answer, with the reason of the end, durations and numbers of tokens.
+        """Return the last object of an answer: why it ended, its durations and numbers of tokens.
 
         Args:
             answer: the completion.
-            text: the text that the object has: what was not sent before, or all of it without streaming.
+            text: the text in the object: "" at the end of a stream, which has sent it before; otherwise the whole text.
         """
         duration = time.monotonic_ns() - self._started_at
         return msgspec.structs.replace(

@@ -1,8 +1,8 @@
 """Answer OpenAI's clients: chat completions, text completions and models.
 
-A translation model translates the last message of the role `user`. One that was trained with document context reads
-earlier messages of the user, and the answers, as that context; others ignore them, and all ignore instructions. A
-language model with a chat template answers the conversation; one without continues the text of all messages.
+A translation model translates the last message of the role `user`, and ignores instructions. If it was trained with
+document context, it reads earlier messages of the user and the answers to them as context. A language model with a chat
+template answers the conversation. A language model without one continues the text of all messages.
 """
 
 import secrets
@@ -50,7 +50,7 @@ Refused = Annotated[Any, Meta(description="Refused unless it has its default val
 
 
 class ChatPart(msgspec.Struct, kw_only=True, frozen=True):
-    """A part of a chat message, whose content can be a list of parts; only parts of text are accepted."""
+    """A part of a chat message whose content is a list of parts; only text parts are accepted."""
 
     type: Annotated[str, Meta(max_length=64, description="`text`; other types are refused.")]
     text: Annotated[str, LIMITED_TEXT] = ""
@@ -300,6 +300,10 @@ class OpenAIHandlers:
         """Answer `POST /v1/chat/completions` with completions of a conversation.
 
         A translation model translates the user's last message; a language model answers or continues the conversation.
+
+        Raises:
+            RequestError: the request is invalid, names no served model, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
         message = await self.checks.read(request, ChatRequest)
         for field in ("continue_final_message", "chat_template_kwargs"):
@@ -324,7 +328,12 @@ class OpenAIHandlers:
         streams=True,
     )
     async def text(self, request: Request) -> Response:
-        """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations."""
+        """Answer `POST /v1/completions` with the translations of texts, or with a language model's continuations.
+
+        Raises:
+            RequestError: the request is invalid, names no served model, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
+        """
         message = await self.checks.read(request, CompletionsRequest)
         if message.logprobs:
             raise invalid_request(f"`logprobs` must be 0, as other tokens are not known, but is {message.logprobs}")
@@ -372,13 +381,17 @@ class OpenAIHandlers:
     async def _answer(
         self, request: Request, order: CompletionRequest, message: _OpenAIFields, *, is_chat: bool
     ) -> Response:
-        """Return the response to a request, streamed if the client wants that.
+        """Return the response to a request for completions; it is streamed if the client wants that.
 
         Args:
-            request: the client's request.
-            order: what the client asks for, in the form that all APIs share.
-            message: the client's request, with the options of streams.
+            request: the HTTP request.
+            order: the prompts and settings, in the form that OpenAI's and Ollama's APIs share.
+            message: the request's body, which has the options of streams.
             is_chat: the response is a chat completion, not a text completion.
+
+        Raises:
+            RequestError: the request is invalid, exceeds a limit or was not decoded in time.
+            ClientGoneError: the client disconnected before the answer.
         """
         name = f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         head: dict[str, Any] = {"id": name, "created": int(time.time()), "model": message.model}
@@ -404,7 +417,11 @@ class OpenAIHandlers:
 
     @Operation("get", "/v1/models/{id}", "Describe a model.", OpenAIModel)
     async def model(self, request: Request) -> Response:
-        """Answer `GET /v1/models/{id}` with a description of the model; status 404 if there is no such model."""
+        """Answer `GET /v1/models/{id}` with a description of the model.
+
+        Raises:
+            RequestError: status 404, there is no such model.
+        """
         return json_response(self._describe(self.completions.find(request.path_params["id"])))
 
     def _describe(self, name: str) -> OpenAIModel:
@@ -429,21 +446,22 @@ def read_conversation(
     continue_final_message: bool = False,
     template_variables: Mapping[str, Any] | None = None,
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Return what a model reads of a conversation: a prompt, and a list of earlier turns (user's text, answer).
+    """Return the prompt for a conversation, and a list of earlier turns as pairs (user's text, answer).
 
-    For a translation model, the prompt is the last user message, and the turns are its context. A language model reads
-    the whole conversation as prompt, written by its chat template if it has one, and no turns.
+    For a translation model, the prompt is the user's last message, and the turns are the context that the model reads.
+    For a language model, the prompt is the whole conversation, formatted by the chat template if there is one. Its list
+    of turns is empty.
 
     Args:
         completions: the models.
         model: the name of the model, as the client spells it.
         messages: the conversation.
         continue_final_message: let a model with a chat template continue the last message, instead of answering it.
-        template_variables: further variables of the chat template.
+        template_variables: further variables of the chat template; None: none.
 
     Raises:
-        RequestError: there is no such model, no text to translate, a message has a part that is not text, the texts
-            are too long, or the chat template refuses the messages.
+        RequestError: there is no such model, no text to translate, a message has a part that is not text, the texts are
+            too long, or the chat template refuses the messages.
     """
     name = completions.find(model)
     if has_chat_template(completions, name):
@@ -468,7 +486,9 @@ _TEMPLATE_ROLES = {"system": "system", "developer": "system", "user": "user", "a
 
 
 def _template_message(message: ChatMessage) -> dict[str, str]:
-    """Return a message as a chat template reads it; `developer` is OpenAI's newer name of `system`.
+    """Return a message as a dict that chat templates read, with `role` and `content`.
+
+    The role `developer` becomes `system`, which is its older name.
 
     Raises:
         RequestError: the message is of another role, or has a part that is not text.
@@ -491,9 +511,10 @@ def last_user_message(messages: Sequence[ChatMessage]) -> str:
 
 
 def earlier_turns(messages: Sequence[ChatMessage], max_turns: int) -> list[tuple[str, str]]:
-    """Return a list of up to `max_turns` user messages before the last one, each paired with the assistant's answer.
+    """Return a list of pairs: a user message before the last one, and the assistant's answer to it.
 
-    The answer is "" if there is none. Messages without text are left out.
+    Only the last `max_turns` such messages count, and messages without text are left out. The answer is "" if there is
+    none.
 
     Raises:
         RequestError: one of these messages has a part that is not text.

@@ -40,13 +40,16 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(\w+)`")
 
 
 def read_message(body: bytes, content_type: str, query: str, message: type[_Message]) -> _Message:
-    """Return the typed message that a request carries: an instance of the struct `message`.
+    """Return the typed message of a request: an instance of the struct `message`.
+
+    The message is read from the body if it is JSON. Otherwise it is read from the fields of the form and of the URL's
+    query; the form's value counts if a field is in both.
 
     Args:
         body: the body, decompressed.
-        content_type: the Content-Type header, which selects JSON, an URL-encoded or a multipart form; if it is empty or
-            curl's default, a body that starts with a brace is JSON.
-        query: the URL's query, whose fields are used if a form lacks them, or if there is no body.
+        content_type: the Content-Type header: JSON, a URL-encoded form or a multipart form. If the header is empty or
+            names a URL-encoded form, as curl's default does, a body that starts with a brace is JSON.
+        query: the URL's query; "" without one.
         message: the msgspec struct to read.
 
     Raises:
@@ -76,15 +79,15 @@ def read_message(body: bytes, content_type: str, query: str, message: type[_Mess
 def read_json(body: bytes, message: type[_Message]) -> _Message:
     """Return the typed message in a JSON object: an instance of the struct `message`.
 
-    At any depth a key must not occur twice. Numbers and booleans may also be texts, such as "3", because LibreTranslate
-    and DeepL accept both.
+    Numbers and booleans may also be texts, such as "3", because LibreTranslate and DeepL accept both.
 
     Args:
         body: the JSON.
         message: the msgspec struct to read.
 
     Raises:
-        RequestError: the body is not such an object in UTF-8, or does not fit the message.
+        RequestError: the body is not JSON in UTF-8, is nested too deeply, has an object in which a key occurs twice, or
+            does not fit the struct.
     """
     body = body.removeprefix(codecs.BOM_UTF8)
     try:
@@ -100,7 +103,10 @@ def read_json(body: bytes, message: type[_Message]) -> _Message:
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> None:
-    """Refuse an object of a JSON text in which a key occurs twice, as decoders would keep only the last value.
+    """Check that no key of a JSON object occurs twice, because decoders would keep only the last value.
+
+    Args:
+        pairs: keys and values of the object, in order.
 
     Raises:
         RequestError: a key is repeated.
@@ -112,7 +118,9 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
 
 
 def read_form(body: bytes) -> "_Fields":
-    """Return a dict from each field of an URL-encoded form in UTF-8 (its name without "[]") to a list of its values.
+    """Return a dict from the name of each field of a URL-encoded form to a list of the field's values.
+
+    An ending "[]" is removed from names.
 
     Raises:
         RequestError: the form is not UTF-8, or has too many fields.
@@ -133,7 +141,9 @@ _Fields = dict[str, list[str | UploadedFile]]
 
 
 def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] = ()) -> _Fields:
-    """Return a dict from each field of a multipart form (RFC 7578; its name without "[]") to a list of its values.
+    """Return a dict from the name of each field of a multipart form (RFC 7578) to a list of the field's values.
+
+    An ending "[]" is removed from names.
 
     Args:
         body: the form.
@@ -141,7 +151,7 @@ def read_multipart(body: bytes, content_type: str, file_fields: Collection[str] 
         file_fields: names of the fields that are files; all others are texts.
 
     Raises:
-        RequestError: the form is broken, has too many parts, or is not UTF-8.
+        RequestError: the form is broken, has too many parts or a part without a name, or is not UTF-8.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
@@ -236,13 +246,14 @@ def _with_query(fields: _Fields, query: str) -> _Fields:
 
 
 def _convert(fields: _Fields, message: type[_Message]) -> _Message:
-    """Convert the fields of a form, whose values are texts or files, to a typed message.
+    """Convert the fields of a form to a typed message.
 
-    A field becomes a list if it occurs several times or the message has only a list there. An empty field counts as
-    unset if the message's field is not a text.
+    If a field of the message may be a text or a list, several values become a list, and a single value becomes a text.
+    If it may be a list only, even a single value becomes a list. An empty value is ignored unless the field may be a
+    text.
 
     Args:
-        fields: the values of each field.
+        fields: the values of each field, which are texts or files.
         message: the msgspec struct to make.
 
     Raises:
@@ -303,7 +314,8 @@ async def read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
         seconds: time in which the body must arrive.
 
     Raises:
-        RequestError: the body is too large, arrives too slowly, or is not compressed as its header says.
+        RequestError: the body is too large, arrives too slowly, has an unsupported Content-Encoding, or is not
+            compressed as its header says.
     """
     chunks = request.stream()
     try:
@@ -340,15 +352,14 @@ def body_too_large_error(max_bytes: int) -> RequestError:
 
 
 async def _drain(chunks: AsyncIterator[bytes], seconds: float) -> bool:
-    """Read and discard the rest of a refused body, so that the client gets to read the refusal.
+    """Read and discard the rest of a refused body, so that the client reads the error response.
 
     Args:
         chunks: the rest of the body.
-        seconds: how long to read at most.
+        seconds: the maximum time.
 
     Returns:
-        True if the end was reached; False if it was not reached in time or within 64 MiB, or if nothing arrived for a
-        second.
+        True if the end was reached; False after the maximum time, after 64 MiB, or if nothing arrived for a second.
     """
     drained, ends_at = 0, time.monotonic() + seconds
     try:
@@ -370,7 +381,7 @@ def _content_length(headers: Mapping[str, str]) -> int:
 
 
 class Inflater:
-    """A decoder of a request's body that decompresses gzip or deflate chunk by chunk, within a number of bytes."""
+    """A decompressor of a request's body (gzip or deflate), chunk by chunk."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -378,10 +389,12 @@ class Inflater:
         self._num_members = 1
 
     def decode(self, chunk: bytes, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` decompressed bytes of a chunk; the rest of it is not decompressed.
+        """Return the decompressed bytes of a chunk, but at most `max_bytes`.
+
+        If a chunk has more, the caller must refuse the body, because the rest is lost.
 
         Raises:
-            RequestError: the data is not compressed as the header says.
+            RequestError: the data is not compressed as the header says, or has too many gzip members.
         """
         if max_bytes <= 0:
             return b""
@@ -399,7 +412,11 @@ class Inflater:
             raise RequestError(400, f"The request's body is not {self.name}, as its header says.") from None
 
     def finish(self) -> None:
-        """Raise a `RequestError` unless the compressed data has ended, with nothing after its end."""
+        """Check that the compressed data is complete, with nothing after its end.
+
+        Raises:
+            RequestError: the end is missing, or something follows it.
+        """
         if not self._zlib.eof or self._zlib.unused_data:
             raise RequestError(400, f"The request's body is not one complete {self.name} stream.")
 
@@ -426,15 +443,14 @@ class RequestChecks:
     async def read(self, request: Request, message: type[_Message]) -> _Message:
         """Return the typed message of a request that needs a decoding thread: an instance of the struct `message`.
 
-        The rate limit and the queue are checked first: the body is read only if the decoding queue has a free slot.
-        Then the API key is checked.
+        The rate limit and the queue are checked before the body is read. The API key is checked afterwards.
 
         Args:
             request: the request.
             message: the msgspec struct of its body or query.
 
         Raises:
-            RequestError: a limit is exceeded, the queue is full, the message is invalid, or so is the API key.
+            RequestError: a limit is exceeded, the queue is full, or the message or the API key is invalid.
         """
         self.take_from_rate(request)
         if not self.service.engine.batcher.free_slots():
@@ -442,7 +458,9 @@ class RequestChecks:
         return self._with_valid_key(request, await self.read_message(request, message))
 
     def _with_valid_key(self, request: Request, message: _Message) -> _Message:
-        """Return a request's message after checking the API key, which a field or the Authorization header holds.
+        """Check the API key of a request, and return the request's message.
+
+        The key is in a field of the message or in the Authorization header.
 
         Raises:
             RequestError: the key is missing or invalid.
@@ -470,14 +488,14 @@ class RequestChecks:
         return read_message(body, request.headers.get("content-type", ""), query, message)
 
     async def read_upload(self, request: Request, message: type[_Message]) -> _Message:
-        """Return the typed message of a request with an uploaded document, whose rate limit and API key are checked.
+        """Check the rate limit and the API key of a request with a document, and return its typed message.
 
         Args:
             request: the request.
             message: the msgspec struct of its form.
 
         Raises:
-            RequestError: a limit is exceeded, the message is invalid, or so is the API key.
+            RequestError: a limit is exceeded, or the message or the API key is invalid.
         """
         self.take_from_rate(request)
         return self._with_valid_key(request, await self.read_message(request, message, is_upload=True))
@@ -491,7 +509,9 @@ class RequestChecks:
         self.limiter.take(request.client.host if request.client else "")
 
     def check_key(self, request: Request, key: str | None = None) -> str:
-        """Check the API key of a request, and return its digest, which identifies the client; "" if there are no keys.
+        """Check the API key of a request, and return the digest of the key, which identifies the client.
+
+        The result is "" if the server has no keys.
 
         Args:
             request: the request, whose Authorization header may hold the key.

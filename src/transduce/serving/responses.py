@@ -59,7 +59,7 @@ def file_response(content: bytes, name: str, more_headers: Mapping[str, str]) ->
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    """Return an error as an HTTP response, in the format of the API (OpenAI, DeepL, others) that a path belongs to."""
+    """Return an error as an HTTP response in the format of the API that the request's path belongs to."""
     return json_response(error_content(error, path), error.status, error.headers)
 
 
@@ -74,7 +74,10 @@ def error_content(error: RequestError, path: str) -> ErrorMessage | OpenAIError:
 
 
 def openai_error(error: RequestError) -> OpenAIError:
-    """Return an error as the message that OpenAI's clients read; from status 500 its type is `server_error`."""
+    """Return an error as the JSON message that OpenAI's clients read.
+
+    Its type is `server_error` from status 500 on, otherwise `invalid_request_error`.
+    """
     is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return OpenAIError(
         error=OpenAIFault(message=error.sentence, type="server_error" if is_server_error else "invalid_request_error")
@@ -119,11 +122,11 @@ class ResponseMiddleware:
         Args:
             app: the application that answers all requests, with an error response where necessary.
             metrics: the metrics that count the requests.
-            paths: paths with a metric label of their own, which may have fields such as `{id}`; the others share the
-                label "other".
+            paths: the paths that are counted separately in the metrics. They may have fields such as `{id}`. All other
+                paths are counted together as "other".
             send_seconds: a connection is dropped if its client reads nothing for this long.
-            refuse: function that returns the error to answer every request with at present, as during shutdown, or
-                None to answer normally.
+            refuse: function that is called for each request. If it returns an error, the error is the answer. If it
+                returns None, the application answers.
             root_path: path under which a proxy offers the application; it is removed from the paths of requests.
         """
         self.app = app
@@ -161,9 +164,9 @@ class ResponseMiddleware:
             self.metrics.request_seconds.observe(time.monotonic() - started_at)
 
     def _label(self, path: str) -> str:
-        """Return the metrics' label of a request's path: the path, or its pattern such as `/v2/document/{id}`.
+        """Return the metrics' label of a request's path: the path, its pattern such as `/v2/document/{id}`, or "other".
 
-        Clients can request any path; a label for each would let the metrics grow without bound, so others share one.
+        Unknown paths share the label "other", because clients could otherwise make the metrics grow without bound.
         """
         if path in self.paths:
             return path
@@ -233,7 +236,7 @@ def watching_disconnect(request: Request) -> Iterator[asyncio.Future[None]]:
 
 
 class ProgressBuffer:
-    """A buffer of progress that was not sent to the client yet: the latest of each line of a translation.
+    """A buffer of the progress of lines that was not sent to the client yet.
 
     New progress of a line replaces its earlier progress, so that a slow client gets fewer events.
     """
@@ -248,13 +251,20 @@ class ProgressBuffer:
         self._arrived.set()
 
     async def wait_for_progress(self, answering: asyncio.Future[Any]) -> None:
-        """Wait until new progress of any line is stored, or the future of the complete answer is done."""
+        """Wait until new progress is stored or the answer is complete.
+
+        Args:
+            answering: the future of the complete answer.
+        """
         arrived = asyncio.ensure_future(self._arrived.wait())
         await asyncio.wait({arrived, answering}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
 
     def take(self) -> list[LineProgress]:
-        """Return and remove a list of the progress stored since the last call, at most one entry per line."""
+        """Return a list of the progress stored since the last call, and empty the buffer.
+
+        The list has at most one entry per line.
+        """
         self._arrived.clear()
         progress = list(self._latest.values())
         self._latest.clear()
@@ -262,9 +272,9 @@ class ProgressBuffer:
 
 
 class EventStream(Response):
-    """A response of server-sent events, which are sent as an iterator yields them; it has no Content-Length.
+    """A streamed response of server-sent events, without a Content-Length header.
 
-    The iterator must watch for disconnected clients.
+    An iterator yields the events. It must end when the client disconnects.
     """
 
     def __init__(self, events: AsyncIterator[bytes]) -> None:
@@ -273,7 +283,7 @@ class EventStream(Response):
         self.events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Send the events of the stream to the client by the protocol of ASGI, and close the iterator at the end."""
+        """Send all events to the client by the protocol of ASGI, and close the iterator at the end."""
         async with aclosing(self.events) as events:  # type: ignore[type-var]
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             async for event in events:
@@ -302,18 +312,18 @@ async def stream_response(
     compute: Callable[[asyncio.Future[None], Callable[[LineProgress], None]], Awaitable[Any]],
     formatter: EventFormatter | None = None,
 ) -> EventStream:
-    """Return a response that streams the progress of an answer while it is computed, and then the answer.
+    """Return a response that streams the progress of an answer, and then the complete answer.
 
-    The function waits for the first progress.
+    The function waits for the first progress. So an error before it is still answered with the error's own status.
 
     Args:
         request: the client's request, whose body has been read.
-        compute: computes the answer; gets a future that is done once the client has disconnected, and a function that
-            receives the progress.
+        compute: computes the answer. Its arguments are a future that is done once the client has disconnected, and a
+            function that receives the progress.
         formatter: formats the events; None: the default format.
 
     Raises:
-        RequestError: the request is refused before any progress, so the response can still have the error's status.
+        Exception: `compute` failed before any progress, for example with a `RequestError`.
     """
     disconnected, latest = watch_disconnect(request), ProgressBuffer()
     answering = asyncio.ensure_future(compute(disconnected, latest.put))

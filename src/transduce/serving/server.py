@@ -47,18 +47,18 @@ _MAX_REFUSED = 64
 
 
 class LimitedConnection(H11Protocol):
-    """An HTTP connection of uvicorn with limits on the number of connections, the time of request heads, and admission.
+    """An HTTP connection of uvicorn with limits on open connections and on the time until a request's head is complete.
 
-    Admission means that a request which the queue of decoding cannot take is refused before it is read.
+    A request that needs the decoding queue is refused before it is read if the queue is full.
     """
 
     def __init__(
         self, limits: "ConnectionLimits", head_seconds: float, admission: AdmissionCounter, **options: Any
     ) -> None:
-        """Create a connection, which uvicorn does for every client.
+        """Create a connection; uvicorn does this for every client.
 
         Args:
-            limits: the numbers of connections that are answered, and that are refused with an error.
+            limits: how many connections are answered, and how many further ones are refused with an error.
             head_seconds: time in which a request's head must arrive, from its first byte or the opening of the
                 connection.
             admission: the counter that decides which requests are read, shared by all connections.
@@ -74,7 +74,11 @@ class LimitedConnection(H11Protocol):
         self._postponed = b""  # received data that the next iteration of the event loop handles
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Accept a new connection, or answer it with status 503 and close it if there are too many."""
+        """Accept a new connection unless there are too many.
+
+        The first `max_refused` connections beyond `max_connections` are answered with status 503 and closed. All
+        further ones are closed without an answer.
+        """
         assert isinstance(transport, asyncio.Transport)
         super().connection_made(transport)
         if len(self.connections) > self.limits.max_connections + self.limits.max_refused:
@@ -86,7 +90,7 @@ class LimitedConnection(H11Protocol):
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle that the connection was closed: stop its timer for request heads."""
+        """Stop the timer for request heads, because the connection was closed."""
         self._stop_timer()
         super().connection_lost(exc)
 
@@ -199,9 +203,10 @@ class ConnectionLimits(NamedTuple):
 
 
 def connection_limits(max_connections: int) -> ConnectionLimits:
-    """Return the limits for at most `max_connections` connections, for which the process's limit is raised if possible.
+    """Return how many connections this process can hold open, at most `max_connections`.
 
-    If the system does not allow as many file descriptors, the numbers are lower, and the log says how to raise them.
+    The process's limit of file descriptors is raised if necessary. If the system does not allow that, the numbers are
+    lower, and the log says how to raise them.
     """
     needed = max_connections + _MAX_REFUSED + _BACKLOG
     available = _free_descriptors(needed)
@@ -222,7 +227,9 @@ def connection_limits(max_connections: int) -> ConnectionLimits:
 
 
 def _free_descriptors(needed: int) -> int | None:
-    """Return how many file descriptors connections can have, after raising the process's limit; None if not known.
+    """Return how many file descriptors connections can have; None if there is no limit or it is not known.
+
+    The process's limit is raised first, as far as necessary and possible.
 
     Args:
         needed: the number of descriptors to have.
@@ -252,14 +259,14 @@ _JOIN_SECONDS = 0.1  # after which a signal during a wait for a thread is notice
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Return a TCP socket bound to an address, which reserves the port but does not listen yet.
+    """Return a TCP socket that is bound to an address but does not listen yet.
 
     Args:
         host: name or IP address of this machine.
         port: the port; 0: the system chooses one.
 
     Raises:
-        TransduceError: the address is not this machine's, or the port is taken.
+        TransduceError: the address is not this machine's, or the port cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -299,7 +306,7 @@ class UnixSocket(socket.socket):
         self._path, self._file = path, _identity(path)
 
     def remove_file(self) -> None:
-        """Remove the socket's file, if it is still there; the file of another server's socket stays."""
+        """Remove the socket's file, unless it is missing or belongs to another server's socket."""
         with contextlib.suppress(OSError):
             if self._file == _identity(self._path):
                 os.unlink(self._path)
@@ -311,9 +318,9 @@ def _identity(path: str) -> tuple[int, int, int]:
 
 
 def open_unix_socket(path: str) -> UnixSocket:
-    """Return a bound Unix domain socket that this user and its group may connect to, which does not listen yet.
+    """Return a Unix domain socket that is bound to a path but does not listen yet.
 
-    A socket that a server left behind is replaced.
+    This user and its group may connect to it. A socket on which no server listens any more is replaced.
 
     Raises:
         TransduceError: the path is taken or cannot be used, or the system has no such sockets.
@@ -438,9 +445,10 @@ class Server(uvicorn.Server):
             config.ssl.sni_callback = self._use_current_tls
 
     def _refusal(self, path: str) -> RequestError:
-        """Return the `RequestError` (status 503) for a request that the full queue cannot take, and count it.
+        """Count a request that the full queue cannot take, and return its `RequestError` (status 503).
 
-        `path` is the path of the request, under which the metrics count the refusal.
+        Args:
+            path: the path of the request, under which the metrics count the refusal.
         """
         self.application.service.metrics.requests.labels(path, busy_error().status).inc()
         return busy_error()
@@ -455,11 +463,11 @@ class Server(uvicorn.Server):
             yield
 
     def handle_reload(self, sig: int = 0, frame: FrameType | None = None) -> None:  # noqa: ARG002
-        """Load the models again in a thread, as the handler of SIGHUP.
+        """Load the models again in a thread when SIGHUP arrives.
 
-        Requests are answered with the old models until the new ones are ready; if these cannot be loaded, the log says
-        why, and the old ones stay. If the terminal that the server was started in has been closed, the server shuts
-        down instead.
+        Requests are answered with the old models until the new ones are ready. If the new models cannot be loaded, the
+        log says why, and the old models stay. If the terminal that the server was started in has been closed, the
+        server shuts down instead.
         """
         if self._has_terminal and not os.isatty(2):
             self.handle_exit(signal.SIGTERM, frame)
@@ -512,7 +520,10 @@ class Server(uvicorn.Server):
             _LOG.warning("The models were loaded again.")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Start the shutdown, as the handler of SIGTERM and SIGINT; another SIGINT also fails what is unfinished."""
+        """Start the shutdown when SIGTERM or SIGINT arrives.
+
+        A SIGINT during the shutdown also makes all unfinished requests fail.
+        """
         if self.should_exit and sig == signal.SIGINT:
             self._is_hurried = True
             self.application.service.engine.batcher.fail_remaining()
@@ -531,9 +542,10 @@ class Server(uvicorn.Server):
         self.announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, and wait for the accepted ones; those unfinished after `shutdown_seconds` fail.
+        """Refuse new requests, and wait until the accepted requests are answered.
 
-        Models that are being loaded are waited for in the same time, unless a second SIGINT ends that.
+        Requests that are unfinished after `shutdown_seconds` fail. The server also waits until then for models that are
+        being loaded, unless a SIGINT arrives during the shutdown.
 
         Args:
             sockets: the sockets to close.
@@ -556,9 +568,13 @@ class Server(uvicorn.Server):
 def signal_handlers(
     handler: Callable[[int, FrameType | None], object], numbers: Sequence[int] = (signal.SIGTERM, signal.SIGINT)
 ) -> Iterator[None]:
-    """In a `with` block, let a handler handle some signals (by default SIGTERM and SIGINT); then restore the old ones.
+    """Install a signal handler during a `with` block, and restore the previous handlers afterwards.
 
     Outside of the main thread nothing happens, because only that can handle signals.
+
+    Args:
+        handler: the handler, with the arguments that `signal.signal` states.
+        numbers: the signals.
     """
     try:
         previous = {number: signal.signal(number, handler) for number in numbers}

@@ -106,8 +106,13 @@ def _any_of(words: str) -> str:
 # Formulas of LaTeX between the marks that MathJax, KaTeX and Pandoc read. `$` also stands before prices and variables,
 # and `$$` for a price level. So a formula with words, apart from functions as in max(a, b), has a sign of mathematics.
 _FUNCTIONS = "arg|cosh?|cot|det|dim|exp|gcd|inf|ker|lim|ln|log|max|min|mod|sinh?|sup|tanh?"
-_FORMULA_WORD = rf"(?:(?<![^\W\d_])(?<![\\&])(?!(?:{_FUNCTIONS})(?![^\W\d_]))(?:[^\W\d_]{{2,}}+(?!\()|[{CJK}]))"
+_FORMULA_WORD = (
+    rf"(?:(?<![^\W\d_])(?<![\\&])(?!(?:{_FUNCTIONS})(?![^\W\d_]))(?:[^\W\d_]{{2,}}+(?!\()|[\u0590-\u1cff{CJK}]))"
+)
 _FORMULA_END = r"(?:(?<=[\w)\]}!'′])\$(?![\d$({])|(?<=[^\s$])\$(?![\w$\"'{(]))"
+# Markdown writes brackets as `\[` and `\(`, too. A sign in these does not stand for bold text, a tag or C++.
+_BRACKETED = r"(?:[^\\]|\\[^()\[\]])"
+_MATH_SIGN = r"(?:\\[A-Za-z\\]|[\^≤≥≠≈±×÷∈∑∫√→]|=(?![\"'])|\s(?:[+<>]|&[gl]t;)\s|(?<![^\W\d_]{2})(?<!\\)_)"
 FORMULA = (
     rf"(?<![$\\])\$\$(?!\$)(?:(?=\s*+=?+(?:\\|[^$]{{1,1000}}?[\\^_=+<>|*]))|(?![^$]{{0,1000}}?{_FORMULA_WORD})"
     r"|(?=(?:[\w(\[{]|\s*=)[^$]{0,1000}(?<=[\w)\]}])\$\$))(?:[^$\\]|\\.|\$(?!\$)){1,1000}?\$\$(?!\$)"
@@ -116,7 +121,7 @@ FORMULA = (
     rf"|(?![^$]{{0,200}}?{_FORMULA_WORD}))(?:[^$\\]|\\.){{1,200}}?{_FORMULA_END}"
     r"|\\begin\{(?P<environment>(?:equation|align(?:ed|at)?|gather(?:ed)?|multline|eqnarray|displaymath|math|split|cases"
     r"|array|[pbvBV]?matrix)\*?)\}.{0,1000}?\\end\{(?P=environment)\}"
-    rf"|(?<!\\)\\[(\[](?!(?=[\w\s.,;:'-]*+\\[)\]])[\w\s.,;:'-]*?{_FORMULA_WORD})(?:[^\\]|\\[^()\[\]])++\\[)\]]"
+    rf"|(?<!\\)\\[(\[](?:(?={_BRACKETED}*?{_MATH_SIGN})|(?!{_BRACKETED}*?{_FORMULA_WORD})){_BRACKETED}++\\[)\]]"
 )
 """An expression that matches a formula of LaTeX, such as `$x^2$`; compile it with `re.DOTALL`."""
 _LABEL = rf"[{_NAME}]++(?:-++[{_NAME}]++)*+"

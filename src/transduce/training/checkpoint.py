@@ -331,6 +331,7 @@ def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool =
             act()
         except (OSError, SafetensorError) as error:
             failure = error
+    processes.wait()  # longer than `sum` would: writing takes as long as the disk does
     (failures,) = processes.sum([float(failure is not None)])
     if failures:
         raise failure or OSError("another process could not write its part")

@@ -141,7 +141,7 @@ class NonFiniteOrigin(msgspec.Struct, frozen=True):
     module: str | None = None
     """The name of the first module whose output was not finite; None: all outputs were finite."""
     parameters: list[str] = []
-    """The names of the first parameters whose gradient was not finite."""
+    """The names of the first parameters, in the order of the backward pass, whose gradient was not finite."""
 
 
 class SkippedStep(NamedTuple):
@@ -239,7 +239,7 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> NonFiniteOrigi
     """Compute a micro-batch once more, to find the first module and gradients with numbers that are not finite.
 
     The result is a `NonFiniteOrigin`: the names of the first module with such an output, and of the first 10 parameters
-    with such a gradient.
+    with such a gradient in the order of the backward pass, so nearest to the fault first.
 
     Args:
         model: the model, to whose gradients this computation adds.
@@ -257,8 +257,8 @@ def find_origin(model: nn.Module, compute: Callable[[], Loss]) -> NonFiniteOrigi
         # Compiled layers and recorded steps do not run hooks.
         with torch.compiler.set_stance("force_eager"), recording_disabled():
             compute().total.backward()
-    bad = [name for name, _ in model.named_parameters() if name in gradients]
-    return NonFiniteOrigin(next(iter(outputs), None), bad[:_MAX_PARAMETERS])
+    first = list(dict.fromkeys(gradients))[:_MAX_PARAMETERS]  # a gradient may be computed in several parts
+    return NonFiniteOrigin(next(iter(outputs), None), first)
 
 
 def _watch(name: str, names: list[str]) -> Callable[..., None]:

@@ -245,8 +245,8 @@ def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_st
     """Return the learning rate of a step in a schedule with a warm-up.
 
     All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
-    and "cosine" fall to 0 at the last step, and "constant" stays. At rate 0 the last step changes no weights, as in
-    Hugging Face's schedules.
+    and "cosine" fall to 0 at the last step, and "constant" stays. Hugging Face's schedules give each step the rate that
+    these give the step before: there the first step has rate 0, here the last one, and such a step changes no weights.
 
     Args:
         step: the step about to be taken, counted from 1, or its position in the schedule.

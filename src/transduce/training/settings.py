@@ -62,7 +62,8 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """The highest learning rate of the schedule."""
     schedule: ScheduleName | None = None
     """The schedule after the warm-up: falling as 1/√step (the paper), linearly or by a cosine to 0, or constant.
-    Where the rate falls to 0, it is 0 at the last step, which changes no weights, as with Hugging Face.
+    Where the rate falls to 0, it is 0 at the last step, which changes no weights. Hugging Face's schedules are one step
+    later: their first step has rate 0.
     """
     warmup_steps: int | None = None
     """The number of steps at the start in which the learning rate rises from 0."""

@@ -171,7 +171,7 @@ def read_settings(path: Path | None, assignments: Iterable[str] = ()) -> dict[st
         except OSError as error:
             raise TransduceError(f"The settings file {path} cannot be read: {error.strerror}.") from error
         try:
-            content = FileSettings(with_current_settings(tomllib.loads(text), warn=True), path, text)
+            content = FileSettings(with_current_settings(tomllib.loads(text), warn=True, in_file=True), path, text)
         except tomllib.TOMLDecodeError as error:
             raise toml_error(f"The settings file {path} is not valid TOML: {error}.", text, error) from error
     for name, value in pairs:
@@ -214,18 +214,20 @@ _OTHER_NAME_OF_SIZE = {
 _TABLES_OF_VALUES = ("task.class_weights",)
 
 
-def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
+def put_setting(content: dict[str, Any], name: str, value: Any, *, in_file: bool = False) -> None:
     """Set a setting by its dotted name in nested tables, in place; a table is merged with an existing one.
+
+    `in_file` is set if a file has the setting: warnings about renamed settings then say that old names stay valid.
 
     Raises:
         TransduceError: a part of the name is a value and not a table, or the name is not a text.
     """
     if not isinstance(name, str):
         raise TransduceError(f"A setting's name is a text, such as `training.steps`, but one is {name!r}.")
-    name = current_setting(name)
+    name = current_setting(name, in_file=in_file)
     is_table = isinstance(value, Mapping) and name not in _TABLES_OF_VALUES
     for key, inner_value in value.items() if is_table else ():
-        put_setting(content, f"{name}.{key}", inner_value)
+        put_setting(content, f"{name}.{key}", inner_value, in_file=in_file)
     if isinstance(content, FileSettings) and not is_table:
         content.drop_location(name)
         if name in ("training.steps", "training.minutes", "training.learning_rate"):
@@ -246,7 +248,7 @@ def put_setting(content: dict[str, Any], name: str, value: Any) -> None:
     if is_table:
         content.setdefault(keys[-1], {})
     else:
-        content[keys[-1]] = with_current_items(name, _plain(value))
+        content[keys[-1]] = with_current_items(name, _plain(value), in_file=in_file)
 
 
 def put_options(content: dict[str, Any], values: Mapping[str, Any]) -> None:

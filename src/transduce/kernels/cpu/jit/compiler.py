@@ -24,6 +24,7 @@ import llvmlite.binding as llvm  # type: ignore[import-not-found, import-untyped
 import torch
 from torch import Tensor
 
+from transduce.atomic_io import user_cache_folder
 from transduce.kernels.cpu.jit.ir_builder import I32, I64, POINTER, KernelBuilder, Outline, Value
 from transduce.kernels.cpu.jit.tile import AVX2_TILE, AVX512_TILE, Tile
 from transduce.process_environment import release_library
@@ -33,9 +34,6 @@ from transduce.process_environment import release_library
 # whose names are hashes of outlines, hold such names. Each file begins with a checksum, so truncated or damaged files
 # are ignored. Without a writable folder nothing is cached.
 
-
-CACHE_VARIABLE = "TRANSDUCE_CACHE"
-"""The environment variable that sets the cache folder of compiled machine code; an empty value disables the cache."""
 
 _MAX_FILES = 2_000  # half of them of 50 KB on average; the least recently used ones beyond are deleted
 _CHECKSUM = hashlib.sha256
@@ -101,33 +99,9 @@ def _drop_oldest(folder: Path) -> None:
 
 
 def _path(key: str) -> Path | None:
-    """Return the path of the cached code for a key; None if there is no usable cache folder.
-
-    A folder is not usable if caching is disabled, if another user owns the folder, if there is no home directory, or if
-    the folder cannot be examined.
-    """
-    try:
-        folder = _folder()
-        if folder is None or (hasattr(os, "getuid") and folder.exists() and folder.stat().st_uid != os.getuid()):
-            return None
-    except (OSError, RuntimeError):  # RuntimeError: there is no home directory
-        return None
-    return folder / key
-
-
-def _folder() -> Path | None:
-    """Return the folder of cached machine code; None if caching is disabled.
-
-    The folder is `kernels` in TRANSDUCE_CACHE if that is set, else `transduce/kernels` in the user's cache folder.
-
-    Raises:
-        RuntimeError: there is no home directory.
-    """
-    configured = os.environ.get(CACHE_VARIABLE)
-    if configured is not None:
-        return Path(configured) / "kernels" if configured else None
-    base = os.environ.get("LOCALAPPDATA" if platform.system() == "Windows" else "XDG_CACHE_HOME")
-    return Path(base or Path.home() / ".cache") / "transduce" / "kernels"
+    """Return the path of the cached code for a key; None if there is no usable cache folder."""
+    folder = user_cache_folder("kernels")
+    return None if folder is None else folder / key
 
 
 # --- compilation ---
