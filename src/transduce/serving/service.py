@@ -84,13 +84,16 @@ class TranslationRequest(NamedTuple):
     the answer to it. Models that read no context ignore the pairs."""
 
     def glossary_for(self, model: Model) -> Glossary | None:
-        """Return the glossary that a model uses here: the request's or else the model's own; None: no terms."""
+        """Return the glossary for a model: the request's, or the model's own if the request has none.
+
+        The result is None if there is no glossary, or if the glossary has no terms.
+        """
         chosen = model.glossary if self.glossary is None else self.glossary
         return chosen or None
 
     @property
     def characters(self) -> int:
-        """The number of characters in all texts, the conversation before them and the request's own glossary."""
+        """The number of characters in the texts, their context (`before`) and the request's own glossary."""
         terms = () if self.glossary is None else self.glossary.terms
         others = sum(len(text) for term in terms for text in (term.source, *term.targets))
         return sum(map(len, self.texts)) + others + sum(len(text) for turn in self.before for text in turn)
@@ -162,7 +165,7 @@ class ModelCatalog(NamedTuple):
 
 
 class Served(NamedTuple):
-    """The translation models that requests are answered with until a server loads its models again."""
+    """The translation models of a server, all of which are replaced when the server loads its models again."""
 
     routes: Routes
     """The models by their language pairs."""
@@ -195,7 +198,7 @@ class Service:
         self.engine = Engine(settings, self.metrics, threads=threads)
 
     def use(self, catalog: ModelCatalog) -> None:
-        """Answer further requests with the models, language profiles and API keys of a catalog.
+        """Use the models, language profiles and API keys of a catalog for all further requests.
 
         Requests that have been accepted keep their models.
 
@@ -326,7 +329,11 @@ class Service:
 
 
 def _plan_texts(request: TranslationRequest, served: Served) -> list[PlannedText]:
-    """Return a list with each text of a request, divided into sentences, with the served model that translates it."""
+    """Return a list with a `PlannedText` for each text of a request: its sentences, its model and its language.
+
+    Raises:
+        RequestError: a language of the request is not served, or no served language fits a text.
+    """
     routes, target = served.routes, served.routes.find(request.target)
     spaced = not is_unspaced_language(target)
     requested_source = None if request.source.lower() == AUTO else routes.find(request.source)
@@ -365,8 +372,8 @@ def _identify(
 def _texts_by_script(plans: Iterable[MarkupPlan]) -> dict[str | None, str]:
     """Return a dict from each script to all texts of a request in this script, joined to one text.
 
-    The language of short texts is judged on the joined text. The key None has the texts of all scripts joined, for
-    texts without letters.
+    The language of a short text is detected on the joined text of its script. The key None has the texts of all
+    scripts, joined. It is for short texts without letters.
     """
     texts: dict[str | None, list[str]] = {None: []}
     for plan in plans:
@@ -398,7 +405,7 @@ def _plan(text: str, request: TranslationRequest, *, spaced: bool) -> MarkupPlan
 
 
 def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) -> MarkupPlan:
-    """Return a plan for the translation of a document that is text, such as Markdown: its units that are translated.
+    """Return a plan for the translation of a text document, such as Markdown.
 
     Args:
         text: the content of the document.
@@ -407,7 +414,8 @@ def _plan_document(text: str, name: str, source: str | None, *, spaced: bool) ->
         spaced: the target language puts spaces between words.
 
     Returns:
-        The units, with the function that assembles the translated document from their translations.
+        The units of text to translate, with the function that assembles the translated document from their
+        translations.
 
     Raises:
         TransduceError: the package that reads the format is not installed, or the text cannot be read.
@@ -495,12 +503,13 @@ def _answer(
 ) -> Answer:
     """Return the answer for one text of a request, from the translations of its sentences.
 
+    A text that is in the target language already has no model. Its answer is the text itself.
+
     Args:
         planned: the text, divided into sentences.
         request: the request, with the results that the client asks for.
-        translations: by model, an iterator over the translations of all sentences that the model translated, in order.
-            Those of this text are taken from its model's iterator. A text that is in the target language already has
-            no model: nothing is taken, and the text itself is the answer.
+        translations: for each model, an iterator over the translations of all sentences that the model translated, in
+            order. The translations of this text are taken from the iterator of its model.
     """
     if planned.model is None:
         return Answer(planned.text, [], planned.source, planned.detected)
@@ -551,7 +560,7 @@ def _answer(
 
 
 def _shown_token(token: str) -> str:
-    """Return the text that a token adds, with a space in place of sentencepiece's `▁`."""
+    """Return a token's text, with a space in place of sentencepiece's `▁`."""
     return token.replace("▁", " ")
 
 

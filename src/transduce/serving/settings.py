@@ -118,8 +118,8 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def client_rate(self) -> int:
         """The requests per minute that one client may send; 0 means no limit.
 
-        If the setting `requests_per_minute` is None, the rate is 0 for a server on an address of this machine alone,
-        such as 127.0.0.1, and otherwise 300, also on a Unix socket.
+        If the setting `requests_per_minute` is None, the rate depends on the server's address. It is 0 for an address
+        that only this machine can reach, such as 127.0.0.1. For other addresses and for Unix sockets, it is 300.
         """
         if self.requests_per_minute is not None:
             return self.requests_per_minute
@@ -127,7 +127,10 @@ class ServingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an IP address or the name `localhost` is of the loopback interface, which others cannot reach."""
+    """Return whether a host is a loopback address, which other machines cannot reach.
+
+    `host` is an IP address or a name. Of all names, only `localhost` counts as a loopback address.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

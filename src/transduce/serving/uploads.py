@@ -54,10 +54,15 @@ class DocumentOrder(NamedTuple):
 
 
 class DocumentTranslation:
-    """A document that is translated in a thread of its own, whose texts go through the queue of all requests."""
+    """The translation of an uploaded document in a thread of its own.
+
+    The document's texts go through the queue of all requests.
+    """
 
     def __init__(self, order: DocumentOrder, service: Service, readers: threading.Semaphore) -> None:
-        """Prepare the translation of a document, which `start` begins; requires a running event loop.
+        """Prepare the translation of a document; `start` begins the translation.
+
+        An event loop must be running.
 
         Args:
             order: the document, its languages and its glossary.
@@ -100,11 +105,11 @@ class DocumentTranslation:
         return f"{path.stem}.{self.order.target.lower()}{path.suffix}"
 
     def start(self) -> None:
-        """Begin to translate the document in a thread of its own, which does not keep the process alive."""
+        """Begin to translate the document in a daemon thread."""
         threading.Thread(target=self._run, name="document", daemon=True).start()
 
     def cancel(self) -> None:
-        """Stop the translation of the document, because nobody needs its result; it then ends with an error."""
+        """Stop the translation of the document, which then ends with an error."""
         if not self._canceled.done():
             self._canceled.set_result(None)
 
@@ -150,9 +155,10 @@ class DocumentTranslation:
         return result
 
     def _context_before(self) -> int:
-        """Return how many earlier sentences the document's model reads.
+        """Return how many earlier sentences the document's model reads as context.
 
-        If the source language is detected, this is the most of all models into the target language.
+        If the source language is still to be detected, the model is not known yet. The result is then the largest
+        number among all models into the target language.
         """
         routes = self._served.routes
         target = routes.find(self.order.target)
@@ -165,8 +171,13 @@ class DocumentTranslation:
 
         Args:
             texts: the texts; a plain text without words, such as `B`, stays as it is.
-            kind: what all of the texts are: plain text, XML or HTML.
-            before: the document's texts before them with their translations, for a model that reads context.
+            kind: the kind of all texts: plain text, XML or HTML.
+            before: the context: earlier texts of the document, each with its translation. Models that read no context
+                ignore it.
+
+        Raises:
+            RequestError: the deadline of the document has passed, or the request is refused.
+            ClientGoneError: the translation was canceled.
         """
         self.state = "translating"
         first = self._num_texts + 1
@@ -197,7 +208,9 @@ class DocumentTranslation:
         return translations
 
     def _detected_source(self, text: str) -> str:
-        """Return the document's source language; if it is `auto`, the detected one of its first text with words.
+        """Return the document's source language, which is detected from `text` if it is `auto`.
+
+        The language that is detected from the first text with letters is kept for the whole document.
 
         Raises:
             RequestError: the text seems to be in a language that is not translated into the target language.
@@ -238,12 +251,12 @@ _TAGS = re.compile(r"<[^<>]*>")
 
 
 def _count_characters(unit: Unit) -> int:
-    """Return the number of characters of a unit's text without tags, such as those that inline markup consists of."""
+    """Return the number of characters of a unit's text, without the tags of markup."""
     return len(unit.text if unit.kind == "text" else html.unescape(_TAGS.sub("", unit.text)))
 
 
 class _QueuedTexts(ContextTexts):
-    """A callable that translates an uploaded document's texts in order, and stores them as context for later ones."""
+    """A callable that translates an uploaded document's texts in order, and stores them as context for later texts."""
 
     def __init__(self, document: DocumentTranslation, loop: asyncio.AbstractEventLoop, max_sentences: int) -> None:
         super().__init__(max_sentences)
@@ -251,9 +264,14 @@ class _QueuedTexts(ContextTexts):
         self._loop = loop
 
     def __call__(self, texts: Sequence[str], kind: UnitKind) -> list[str]:
-        """Return a list with the translation of each text; the texts of all calls are one document.
+        """Return a list with the translation of each text.
 
-        This runs in the document's thread, and waits until the event loop has the translations.
+        The calls translate the texts of one document in order. A call runs in the document's thread, and waits until
+        the event loop has the translations.
+
+        Raises:
+            RequestError: the deadline of the document has passed, or a request is refused.
+            ClientGoneError: the translation was canceled.
         """
         queued = self._document.queue_texts(texts, kind, self.before)
         translations = asyncio.run_coroutine_threadsafe(queued, self._loop).result()
@@ -302,9 +320,10 @@ class DocumentStore:
         return translation
 
     def _delete_later(self, id: str, seconds: float) -> None:
-        """Delete an uploaded document after some seconds, or later if it is still being translated or in use then.
+        """Delete an uploaded document when its time is over, which is checked after `seconds`.
 
-        The document is passed by its identifier `id`, so that it does not stay in memory if it is deleted earlier.
+        A document that is still being translated, or that the client has used since, is checked again later. `id` is
+        the document's identifier.
         """
 
         def delete() -> None:
@@ -348,7 +367,7 @@ class DocumentStore:
                 self.delete(translation)
 
     def _delete_downloaded(self) -> None:
-        """Delete the document that was downloaded the longest time ago, if any was."""
+        """Delete the downloaded document that was last used the longest time ago, if any document was downloaded."""
         downloaded = [each for each in self._documents.values() if each.is_downloaded]
         if downloaded:
             self.delete(min(downloaded, key=lambda each: each.touched_at))

@@ -109,9 +109,9 @@ def language_notice(files: CorpusFiles, languages: tuple[str | None, str | None]
 
 
 def _usual_other_language(lines: list[str], expected: str) -> str | None:
-    """Return the language that most lines in another language than expected are in, or None if most lines may be right.
+    """Return the most frequent other language, if most lines are in another language than expected; else None.
 
-    The lines after those that decide this are not examined.
+    Most lines means at least half of all lines, and at least 20 lines.
     """
     needed = max(_MIN_WRONG_LINES, _MIN_WRONG_SHARE * len(lines))
     others = Counter[str]()
@@ -132,9 +132,10 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class PreparationBar:
-    """A progress display of preparing a corpus, for a ``with`` statement, called with the number of examples read.
+    """A progress display of preparing a corpus, for use in a ``with`` statement.
 
-    On a terminal it is a bar, and elsewhere a line of text every 15 seconds.
+    It is called with the number of examples read so far. On a terminal it is a bar, and elsewhere a line of text every
+    15 seconds.
     """
 
     def __init__(self, console: Console, total: int | None, noun: str) -> None:
@@ -204,13 +205,17 @@ class TaskText(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def example_noun(self) -> str:
-        """The noun for one example (such as "pair") in messages, in the singular: the task's, or else the files'."""
+        """The noun for one example in messages, in the singular, such as "pair".
+
+        A task without a noun of its own uses the noun of its files.
+        """
         return self.noun or self.files.noun
 
     def with_line_feeds(self, *, keeps: bool) -> "TaskText":
-        """Return a copy of the task's text whose line feeds within texts are kept, if `keeps`, or read as spaces.
+        """Return a copy of the task's text with another treatment of line feeds within texts.
 
-        Line feeds can be kept if the vocabulary has a token for them.
+        Line feeds are kept if `keeps` is true, for which the vocabulary needs a token for them. Otherwise they are read
+        as spaces.
         """
         files = msgspec.structs.replace(self.files, line_feeds=keeps)
         dev = None if self.dev is None else msgspec.structs.replace(self.dev, line_feeds=keeps)
@@ -405,7 +410,8 @@ def use_prepared_corpus(
     Args:
         settings: the user's settings. Files, languages, filters and vocabulary must be those of the prepared corpus, or
             be left out.
-        read: returns the task's text, from settings that name all files and from the run's folder.
+        read: a function that returns the task's text. Its arguments are settings that name all files, and the run's
+            folder.
         folder: the run's folder.
         display: shows what the filters left out when the corpus was prepared.
 
@@ -450,7 +456,8 @@ def use_prepared_corpus(
 def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], TaskText], folder: Path) -> TaskCorpus:
     """Return the corpus that `transduce prepare` wrote, for a run that started with this corpus and resumes.
 
-    `read` returns the task's text, from settings that name all files and from the run's folder.
+    `read` is a function that returns the task's text. Its arguments are settings that name all files, and the run's
+    folder.
 
     Raises:
         TransduceError: the corpus is missing or damaged, or was prepared again since the run started.
@@ -469,10 +476,10 @@ def reopen_prepared_corpus(settings: Settings, read: Callable[[Settings, Path], 
 
 
 def _note_texts(block: PairBlock, notes: LineNotes) -> None:
-    """Add to the counts in `notes` the texts of a block of pairs that tokenizing may change, or that need repair.
+    """Count the texts of a block of pairs that tokenization may change or that probably need repair.
 
-    Most vocabularies read "▁" as a space, collapse spaces, and compose characters (Unicode NFC). Texts that probably
-    need repair have tags, entities, damaged or invisible characters.
+    The counts are added to `notes`. Tokenization may change texts with "▁", repeated spaces or decomposed characters
+    (Unicode NFC). Texts that need repair have tags, entities, damaged or invisible characters.
     """
     texts = "\n".join((*block.sources, *block.targets))
     if "\u2581" in texts:
@@ -487,10 +494,7 @@ def _note_texts(block: PairBlock, notes: LineNotes) -> None:
 
 
 def _count_matching(pattern: re.Pattern[str], texts: str) -> int:
-    """Return the number of lines of `texts` in which a regular expression is found.
-
-    All lines are searched at once first, because most texts have no match.
-    """
+    """Return the number of lines of `texts` in which a regular expression is found."""
     return 0 if pattern.search(texts) is None else sum(pattern.search(text) is not None for text in texts.split("\n"))
 
 
@@ -498,14 +502,14 @@ _ODD_SPACES = re.compile("^(?: .*|.* |.*  .*)$", re.MULTILINE)
 
 
 def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> CorpusSize:
-    """Return the size of a corpus (`CorpusSize`): the number of pairs, and of characters such as Chinese ones.
+    """Return the size of a corpus (`CorpusSize`), on which the default size of the vocabulary depends.
 
-    The characters are the different ones, of scripts without spaces or with many characters, that occur at least three
-    times. The default size of the vocabulary depends on their number. What was removed or replaced while reading is
-    counted in `notes`.
+    The size has two numbers: that of the pairs, and that of different characters of scripts such as Chinese or Hangul.
+    A character must occur at least three times to count. `notes` receives counts of what reading removed or replaced,
+    and of texts with problems.
 
     Raises:
-        TransduceError: a file is missing, or is a pipe or a device.
+        TransduceError: a file is missing or invalid, or is a pipe or a device.
     """
     for path in map(Path, (*files.source, *files.target)):
         if is_special_file(path) and not path.is_dir():
@@ -526,9 +530,10 @@ def measure_corpus(files: CorpusFiles, notes: LineNotes | None = None) -> Corpus
 
 
 def choose_workers(pairs: int) -> int:
-    """Return the number of worker processes to prepare a corpus of this many pairs; the result does not depend on it.
+    """Return the number of worker processes that prepare a corpus of this many pairs.
 
-    The number is that of usable cores, but at most one for each 100,000 pairs, and at least one.
+    The number is that of usable cores, but at most one for each 100,000 pairs, and at least one. The prepared corpus
+    does not depend on it.
     """
     return max(1, min(usable_cores(), pairs // _PAIRS_A_WORKER))
 
@@ -582,7 +587,8 @@ def _task_corpus(
 def _read_dev(dev: CorpusFiles | None) -> tuple[list[Pair], DevGroups]:
     """Return the pairs of a dev set as a list, and their language pairs, tags and documents (`DevGroups`).
 
-    Undecodable pairs, and blank lines between documents, are left out. If `dev` is None, both results are empty.
+    Malformed lines, header lines, undecodable pairs, and blank lines between documents are left out. If `dev` is None,
+    both results are empty.
     """
     pairs, directions, tags, continues = list[Pair](), list[tuple[str, str]](), list[str](), list[bool]()
     document: tuple[int, object] | None = None

@@ -232,7 +232,8 @@ def expand(experiment: ExperimentSettings, problems: list[str] | None = None) ->
             first wrong setting is raised.
 
     Raises:
-        TransduceError: a setting of a variant is wrong, or two variants are equal.
+        TransduceError: a setting of a variant is wrong, two variants have the same name or settings, a name cannot be
+            that of a folder, a plugin cannot be loaded, or there are too many runs.
     """
     for path in experiment.plugins:
         load_plugin(path)
@@ -408,8 +409,8 @@ def run_all(
         say: called with each line of progress.
 
     Raises:
-        TransduceError: a finished or interrupted run has other settings now, another process runs the experiment, or
-            the files of the test set do not match.
+        TransduceError: `options.jobs` is below 1, a finished or interrupted run has other settings now, another process
+            runs the experiment, or the test set cannot be used.
     """
     if options.jobs < 1:
         raise TransduceError(f"`jobs` must be at least 1, but is {options.jobs}.")
@@ -435,8 +436,8 @@ def _with_fitting_jobs(
 ) -> ExperimentOptions:
     """Return options with only as many runs at once as the machine's free memory holds, at least one.
 
-    A reduction is reported by `say`. Each run is assumed to need the memory that `least_memory_of` estimates from its
-    settings, and those that need most to run together. If free memory is unknown, options stay as they are.
+    `least_memory_of` estimates the memory of each run, and the runs that need the most are assumed to run at the same
+    time. A reduction is reported by `say`. If the free memory is unknown, the options stay as they are.
     """
     open_runs = {run.variant: run for run in runs if run.result() is None}
     count = {variant: sum(run.variant == variant for run in runs if run.result() is None) for variant in open_runs}
@@ -487,8 +488,8 @@ def _write_settings(run: ExperimentRun, plugins: Sequence[str]) -> None:
 def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
     """Return a list of comment lines for a run's settings file: each plugin's path and digest.
 
-    By the digest, a later change of a plugin is noticed. The list is empty if the run's model uses no component of the
-    user's own.
+    The digest shows whether a plugin has changed since. The list is empty if the run's model uses no component of a
+    plugin.
     """
     model = run.content.get("model", {})
     is_affected = any(model.get(name) in names for name, names in REGISTERED_NAMES.items())
@@ -496,9 +497,10 @@ def _plugin_lines(run: ExperimentRun, plugins: Sequence[str]) -> list[str]:
 
 
 def _change_since_start(run: ExperimentRun, plugins: Sequence[str]) -> str | None:
-    """Return a sentence on what has changed since a run was started and keeps it from continuing; None if nothing.
+    """Return a sentence on changes since a run was started, if they keep the run from continuing; else None.
 
-    Settings, plugins that the model needs, and training files are compared.
+    The settings, the plugins that the model needs, and the training files are compared. Changed search settings are no
+    obstacle if only the test depends on them (`_changed_search`).
     """
     if not run.settings_path.exists() or not run.has_started:
         return None
@@ -532,11 +534,11 @@ _SEARCH_OPTIONS = (
 
 
 def _changed_search(run: ExperimentRun) -> dict[str, Any] | None:
-    """Return a dict of the search settings, by name, that have changed since a run was started, to test the run with.
+    """Return a dict of the search settings, by name, that have changed since a run was started.
 
-    Search settings do not affect training, whose validations search greedily. The result is empty if `search` has not
-    changed, and None if the run must be trained again: if it starts from a base model, which has search settings too,
-    or if options of `translate` do not express the change.
+    A trained run can be tested with these settings, because training does not depend on them. The dict is empty if
+    nothing has changed. The result is None if the run must be trained again: if its task is not translation, if it
+    starts from a base model, or if options of `transduce translate` cannot express the change.
     """
     former, settings = make_settings(read_settings(run.settings_path)), make_settings(run.content)
     search = settings.search
@@ -561,7 +563,10 @@ def _interrupt(*_: object) -> None:
 
 
 class _Runner:
-    """An executor of an experiment's runs, in several threads: each starts a process, and awaits its end."""
+    """An executor of an experiment's runs, in several threads.
+
+    A thread starts the processes of a run, one after the other, and waits for their ends.
+    """
 
     def __init__(
         self,
@@ -676,8 +681,8 @@ class _Runner:
 def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings | None:
     """Return the files that a run is tested on: the experiment's test set, or else the files of the dev set.
 
-    The result is None if neither is set, if a side of the dev set is not a single file, if a run has several corpora,
-    or if the task has no measure of a test set.
+    The result is None for tasks other than translation, classification and tagging, and for a run with several corpora.
+    Without a test set, it is also None if the settings name no dev files, more than one on a side, or a file of pairs.
 
     Raises:
         TransduceError: the experiment's test set lacks the file of references or labels, or sets BLEU's tokenizer for a
@@ -701,9 +706,10 @@ def test_set(experiment: ExperimentSettings, run: ExperimentRun) -> TestSettings
 
 
 def _test_command(run: ExperimentRun, test: TestSettings) -> tuple[list[str], list[str]]:
-    """Return two lists of words: the command that writes a run's output of a test set, and further options of it.
+    """Return the command that writes a run's output of a test set, and options to append to it, as two lists of words.
 
-    The options set how the text is read and searched; the run's output is made anew when they change.
+    The output depends on the options, which set how the text is read and searched. If they change, earlier output is
+    not used again.
     """
     settings: Settings = make_settings(run.content)
     data, options = settings.data, list[str]()

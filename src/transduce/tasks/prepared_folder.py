@@ -67,7 +67,7 @@ def open_prepared_folder(folder: Path) -> tuple[PreparedCard, Tokenizer, Prepare
 
 
 def check_task(folder: Path, card: PreparedCard, kind: str) -> None:
-    """Raise an error if a prepared corpus was, by its card, prepared for another kind of task than `kind`.
+    """Raise an error if a corpus was prepared for another kind of task than `kind`.
 
     Raises:
         TransduceError: the tasks differ.
@@ -137,7 +137,10 @@ def check_kept_vocabulary(specified: VocabularySettings, tokenizer: Tokenizer, f
 
 
 def tokenizer_settings_of(tokenizer: Tokenizer) -> TokenizerSettings:
-    """Return a tokenizer's settings as its own files show them; without the character coverage, which is unknown."""
+    """Return a tokenizer's settings, as far as the tokenizer's own files show them.
+
+    The character coverage is unknown, and is left out.
+    """
     model = tokenizer.source.model_bytes
     tokens = read_pieces(model)
     symbols = [token.text for token in tokens if token.type is PieceType.USER_DEFINED]

@@ -64,7 +64,10 @@ class ClassificationObjective(LabelingObjective):
     """The training objective of a text classifier: the cross-entropy of the classes."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of the classes, summed over a batch's texts, each times its weight, if any."""
+        """Return the cross-entropy of the classes, summed over the texts of a batch.
+
+        If the texts have weights, the cross-entropy of each text is multiplied by its weight.
+        """
         assert isinstance(batch, LabeledBatch)
         logits = self.logits(batch)
         labels = to_device(batch.target, logits.device)[:, 0]  # (B,)
@@ -142,7 +145,7 @@ class ClassificationKind(LabelChoices, TextKind):
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return the special tokens [CLS], [SEP] and [MASK] for the vocabulary.
 
-        Classification itself uses the first two; with the third, a model pretrained later can share the vocabulary.
+        Classification uses only [CLS] and [SEP]. [MASK] allows a masked language model to share the vocabulary.
         """
         return SPECIAL_TOKENS
 
@@ -154,9 +157,12 @@ class ClassificationKind(LabelChoices, TextKind):
         return msgspec.structs.replace(pairs_of_files(data), filters=filters, writes_text=False, noun=self.example)
 
     def prepare(self, request: Preparation) -> TaskCorpus:
-        """Prepare and return the corpus of texts and labels, after checking that the vocabulary can spell the labels.
+        """Prepare and return the corpus of a new run, with texts and labels.
 
-        If there are nearly as many labels as texts, the user is asked whether they are swapped.
+        If there are more than half as many labels as texts, a message asks whether the two are swapped.
+
+        Raises:
+            TransduceError: a file is missing or invalid, or the vocabulary cannot spell a label.
         """
         text = self.read_text(request.settings, request.folder, overwrite=True)
         if request.tokenizer is not None:
@@ -221,14 +227,20 @@ class ClassificationKind(LabelChoices, TextKind):
         return LabeledDevSet(objective, batches, resolved.training.best_by)
 
     def describe_size(self, corpus: TaskCorpus) -> str:
-        """Return a phrase with the numbers of texts and classes, which also names classes of the dev set alone."""
+        """Return a phrase with the numbers of texts and classes.
+
+        Classes that only the dev set has are named.
+        """
         classes, training_labels = class_names(corpus), set(_labels(corpus.prepared, corpus.tokenizer))
         unseen = [f"“{label}”" for label in classes if label not in training_labels]
         alone = f" (of the dev set alone: {shown_names(unseen)})" if unseen else ""
         return f"{count_noun(corpus.pairs, 'text')} of {len(classes):,} classes{alone}"
 
     def describe_batch(self, corpus: TaskCorpus, batch: LabeledBatch) -> dict[str, Any]:
-        """Return a dict that describes a batch and can be written as JSON; its targets are class names and numbers."""
+        """Return a dict that describes a batch and can be written as JSON.
+
+        The dict has the class names of the texts (`target`) and the numbers of these classes (`target_ids`).
+        """
         classes: list[int] = batch.target[:, 0].tolist()
         labels = class_names(corpus)
         return corpus.describe(batch) | {"target": [labels[number] for number in classes], "target_ids": classes}
@@ -302,9 +314,13 @@ def class_weights(corpus: TaskCorpus, resolved: ResolvedSettings) -> dict[str, f
 
 
 def _weights(corpus: TaskCorpus, resolved: ResolvedSettings, labels: NDArray[np.int64]) -> NDArray[np.float32] | None:
-    """Return the weight of each training text in the loss, (N,): its own, times that of its class; None: all are 1.
+    """Return the weight of each training text in the loss, (N,); None: all are 1.
 
-    `labels`, (N,), has the number of each text's class.
+    A weight is the text's own weight in the corpus, times the weight of its class. `labels`, (N,), has the number of
+    each text's class.
+
+    Raises:
+        TransduceError: `task.class_weights` names a label that no text has.
     """
     of_texts = corpus.prepared.read_range_weights([(0, corpus.prepared.pairs)])
     if resolved.task.class_weights is None:

@@ -37,9 +37,10 @@ class NoiseGenerator:
         self._sentinels = [tokenizer.source.id(token) for token in noise_tokens(noise)]
 
     def corrupt(self, batch: Batch, epoch: int) -> Batch:
-        """Return a batch with the corrupted texts as sources and, as targets, the text that the model must write.
+        """Return a batch with corrupted texts as sources, and what the model must write as targets.
 
-        The target is the whole text or, with T5's spans, the removed parts. A batch without texts is returned as it is.
+        A target is the whole text. With T5's spans, it is the removed parts only. A batch without texts is returned as
+        it is.
         """
         noised = [self._row(row, epoch, number) for row, number in zip(batch.target, batch.indices, strict=False)]
         if not noised:
@@ -80,7 +81,10 @@ class DenoisingKind(TextOnlyKind):
         return text if text.dev else msgspec.structs.replace(text, hold_out=HoldOutSettings())
 
     def special_tokens(self, task: TaskSettings) -> tuple[str, ...]:
-        """Return the special tokens, a tuple, that stand for removed tokens in corrupted texts; empty for deletion."""
+        """Return a tuple of the special tokens that stand for removed tokens in corrupted texts.
+
+        The tuple is empty for noise that deletes tokens without a mark.
+        """
         return noise_tokens(_noise(task))
 
     def loss(self, model: AnyModel, resolved: ResolvedSettings) -> Callable[[Batch], Loss]:

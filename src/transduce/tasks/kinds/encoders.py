@@ -62,8 +62,8 @@ PROJECTION_SETTINGS = {"tie_output": True, "output_bias": False, "output_scale":
 def text_length(model: ModelConfig, context: int | None) -> int:
     """Return the maximum number of tokens that an encoder reads from a text, including special tokens.
 
-    The maximum is `context`, or if that is smaller, the number of learned positions. If `context` is None, it is the
-    number of learned positions, or 128 for a model without these.
+    The maximum is `context`, but never more than the number of learned positions. If `context` is None, it is the
+    number of learned positions. A model without learned positions then reads 128 tokens.
     """
     if model.positions != "learned":
         return DEFAULT_CONTEXT if context is None else context
@@ -95,8 +95,9 @@ def describe_encoder(resolved: ResolvedSettings, size: str) -> str:
 def is_small_base(settings: Settings, d_model: int) -> bool:
     """Return whether training starts from a small masked language model that transduce trained from random weights.
 
-    Such a model, of width 256 or less, has read little text compared with a published BERT, so that a low learning rate
-    to preserve its weights does not pay. It may have been pretrained in several runs, each from the model of the last.
+    Small means a width of at most 256. Such a model has read little text, so that a low learning rate to preserve its
+    weights does not pay. The model may have been pretrained in several runs, if the first run began with random
+    weights.
     """
     folder, seen = settings.init_from, set[str]()
     while folder is not None and folder not in seen and d_model <= _SMALL_WIDTH:
@@ -108,7 +109,10 @@ def is_small_base(settings: Settings, d_model: int) -> bool:
 
 
 def _masked_accuracy(folder: Path) -> float | None:
-    """Return the share of masked dev tokens that the base model in a folder predicts, in percent; None if unknown."""
+    """Return the percentage of masked dev tokens that the base model in a folder predicts right.
+
+    The result is None if the folder has no such score.
+    """
     if base_task(folder) != "masked-language-model":
         return None
     try:
@@ -134,10 +138,10 @@ class EncoderChoices:
         return Choice("linear", "a linear decay to zero, as in BERT")
 
     def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
-        """Return the default peak learning rate for Adam, proportional to 1 / d_model, with a reason (`Choice`).
+        """Return the default peak learning rate, proportional to 1 / d_model, with a reason (`Choice`).
 
-        For fine-tuning it is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Training from random
-        weights has five times this rate, small base models (`is_small_base`) too, and LoRA ten times.
+        Fine-tuning has 0.05 / d_model. That is 6.5e-5 at BERT's width, where BERT's authors used 2e-5 to 5e-5. Random
+        weights and small base models (`is_small_base`) have 0.25 / d_model, and LoRA has 0.5 / d_model.
         """
         is_new = settings.init_from is None or is_small_base(settings, d_model)
         factor = 0.5 if settings.training.lora_rank else 0.25 if is_new else 0.05
@@ -194,6 +198,9 @@ class LabelChoices(EncoderChoices):
         """Return the model's configuration with a classifier of the corpus's labels, and no masked-language-model head.
 
         A model that labels whole texts has a pooler.
+
+        Raises:
+            TransduceError: all texts or words have the same label.
         """
         return msgspec.structs.replace(
             config,
@@ -204,10 +211,11 @@ class LabelChoices(EncoderChoices):
         )
 
     def reinitialized(self, corpus: Any) -> Reinitialized:
-        """Return which parameters may start at random in a run from a base model: those of classifier and pooler.
+        """Return which parameters may start at random in a run from a base model (`Reinitialized`).
 
-        The base model may lack both. The classifier always starts at random if its labels are not the base model's: a
-        classifier of other labels may have the same shape.
+        These are the classifier's and, for classification of texts, the pooler's; the base model may lack both. The
+        classifier starts at random unless the base model has the same task and labels, because a classifier of other
+        labels may have the same shape.
         """
         labels = self.labels(corpus)
 
@@ -242,15 +250,18 @@ class LabelChoices(EncoderChoices):
         return {TASK_CARD: TaskCard(kind=self.name, labels=self.labels(corpus), length=length).text()}
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return a dict of model settings for random weights: BERT's, but pre-norm, for fewer steps with Muon."""
+        """Return a dict of model settings for random weights: those of BERT, but pre-norm.
+
+        Pre-norm models can be trained with Muon, in fewer steps.
+        """
         length = DEFAULT_CONTEXT if task.context is None else task.context
         return BERT | {"norm_order": "pre", "output_bias": False, "max_positions": length}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:
-        """Return rotary positions as the default, with a reason (`Choice`); None stands for the general default.
+        """Return rotary positions as the default, with a reason (`Choice`), or None for the general default.
 
-        None is returned for post-norm models, and for attention that does not support rotary positions. `model` is a
-        dict of model settings.
+        The result is None for post-norm models, for heads of odd width, and for attention scores that do not support
+        rotary positions. `model` is a dict of model settings.
         """
         width = model.get("d_k") or model["d_model"] // model["num_heads"]
         score = model.get("attention_score", "scaled")
@@ -259,10 +270,10 @@ class LabelChoices(EncoderChoices):
         return Choice("rotary", "a label depends on neighboring words, which learned positions find later")
 
     def choose_optimizer(self, settings: Settings, model: ModelConfig) -> Choice[OptimizerName]:
-        """Return the default optimizer with a reason: Muon for pre-norm layers with random weights or small bases.
+        """Return the default optimizer with a reason (`Choice`): Muon or Adam.
 
-        A small base is a small masked language model (`is_small_base`), trained without LoRA. In other cases it is
-        Adam.
+        Muon is chosen for pre-norm models that start from random weights. It is also chosen for a small base model
+        (`is_small_base`) without LoRA. Otherwise Adam is chosen.
         """
         if is_small_base(settings, model.d_model) and not settings.training.lora_rank:
             return Choice("muon", f"needs far fewer steps than Adam to fine-tune a base model of width {model.d_model}")

@@ -93,7 +93,10 @@ class CardTexts(NamedTuple):
 
 
 def opening_hint(model: ModelConfig, tokenizer: Tokenizer, folder: Path) -> str:
-    """Return a sentence on what opens a model folder: a Hugging Face class, or else `transduce.load` and exports."""
+    """Return a sentence for the model card that says what opens the model folder.
+
+    It names a Hugging Face class, if one opens the folder, and otherwise `transduce.load` and the formats for export.
+    """
     has_class, is_imported = class_for(model) is not None, isinstance(tokenizer, ImportedTokenizer)
     has_files = has_tokenizer(tokenizer, model) or (is_imported and has_original_tokenizer(folder))
     if has_files and opens_folder(model):
@@ -141,14 +144,14 @@ OPTIONAL_SETTINGS = (
 
 
 def changed(settings: Settings, names: Iterable[str]) -> dict[str, bool]:
-    """Return, for each setting (or table of settings) by its dotted name, whether it differs from its default."""
+    """Return a dict: dotted name of each setting, or table of settings → whether it differs from its default."""
     return {name: attrgetter(name)(settings) != attrgetter(name)(Settings()) for name in names}
 
 
 def continues_training(settings: Settings, kind: str) -> bool:
     """Return whether training continues a base model of the task `kind` or of an unknown task.
 
-    False without a base model, and with LoRA, which trains only new adapter weights.
+    The result is False without a base model. It is also False with LoRA, which trains only new adapter weights.
     """
     if settings.init_from is None or settings.training.lora_rank:
         return False
@@ -179,18 +182,18 @@ ObjectiveT = TypeVar("ObjectiveT", bound=Objective[Any])
 
 
 class Validation(ABC, Generic[ObjectiveT]):
-    """A base class of dev sets, each of which loads a model's weights and measures their quality."""
+    """A base class of dev sets, which measure the quality of a model's weights."""
 
     def __init__(self, objective: ObjectiveT, batches: Sequence[Any]) -> None:
-        """Create the dev set from a training objective, whose model is measured, and the batches of the dev examples.
+        """Create the dev set from a training objective and the batches of the dev examples.
 
-        Each validation loads the weights to measure into the model.
+        Each validation loads the weights to measure into the objective's model.
         """
         self.objective, self.model, self.batches = objective, objective.model, batches
 
     @torch.inference_mode()
     def summed_loss(self) -> tuple[float, int]:
-        """Return the training loss, without label smoothing, summed over all batches, and the number of targets."""
+        """Return the training loss without label smoothing, summed over all batches, and the number of targets."""
         losses = [self.objective.loss(batch) for batch in self.batches]
         return sum(float(loss.negative_log_likelihood) for loss in losses), sum(loss.tokens for loss in losses)
 
@@ -215,13 +218,14 @@ class Validation(ABC, Generic[ObjectiveT]):
 def validation_event(
     step: int, loss: float, scores: dict[str, float], contributions: list[float] | None = None
 ) -> ValidationEvent:
-    """Return the event of a validation: its metrics, with the perplexity and a standard error computed from them.
+    """Return the event of a validation: its loss, perplexity, scores and the standard error of the main score.
 
     Args:
         step: the training step of the weights.
         loss: the mean loss in nats.
         scores: further measures by name.
-        contributions: the contribution of each dev sentence to the measure that selects the best model; None: unknown.
+        contributions: each dev sentence's contribution to the score that selects the best model (the main score), from
+            which the standard error is computed; None: unknown.
     """
     return ValidationEvent(
         step=step,
@@ -291,7 +295,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reinitialized(NamedTuple):
-    """The parameters that get random values instead of the base model's (`--init-from`), as prefixes of their names."""
+    """The parameters that get random values in a run from a base model (`--init-from`), as prefixes of their names."""
 
     may_lack: tuple[str, ...] = ()
     """Prefixes of parameters that the base model may lack; if there are any, the base model may also have further
@@ -422,7 +426,7 @@ class TaskKind(ABC, Generic[C]):
         """
 
     def as_prepared(self, data: DataSettings, corpus: C) -> DataSettings:  # noqa: ARG002
-        """Return the data settings, with the filters of `transduce prepare` if that prepared the corpus."""
+        """Return the data settings, with the filters of the prepared corpus if the run uses one; else unchanged."""
         return data
 
     # --- choices ---
@@ -436,11 +440,15 @@ class TaskKind(ABC, Generic[C]):
         return {}
 
     def choose_positions(self, model: Mapping[str, Any]) -> Choice[str] | None:  # noqa: ARG002
-        """Return a default for `model.positions` by other model settings, with a reason; None: the general default."""
+        """Return a default for `model.positions` that suits the other settings, `model`; None: the general default."""
         return None
 
     def choose_preset(self, pairs: int, tokens: int) -> Choice[str]:
-        """Return the default preset by the number of training pairs or, in some tasks, of target tokens (`tokens`)."""
+        """Return the default preset, such as "small", with a reason (`Choice`).
+
+        It depends on the number of training pairs. For tasks such as language modeling (`learns_from_all_tokens`), it
+        depends on the number of target tokens (`tokens`) instead.
+        """
         return (
             choose_language_model_preset(tokens) if self.learns_from_all_tokens else choose_preset(pairs, self.example)
         )
@@ -470,9 +478,10 @@ class TaskKind(ABC, Generic[C]):
         return choose_optimizer(model.kind, model.norm_order, init_from=settings.init_from)
 
     def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
-        """Return the default peak learning rate; lower if training continues a model of this or an unknown task.
+        """Return the default peak learning rate with a reason (`Choice`).
 
-        In `settings`, the schedule, the warm-up, the batch size and the optimizer are already chosen.
+        The rate is lower if training continues a base model of this task or of an unknown task. In `settings`, the
+        schedule, the warm-up, the batch size and the optimizer are already chosen.
         """
         if continues_training(settings, self.name):
             return choose_fine_tuning_rate(d_model)
@@ -554,9 +563,9 @@ class TaskKind(ABC, Generic[C]):
         return 1.0
 
     def validation_tokens(self, corpus: C, resolved: ResolvedSettings) -> float | None:  # noqa: ARG002
-        """Return how many tokens training reads in the time of one validation, to predict that time.
+        """Return an estimate of how many tokens training reads in the time of one validation, to predict that time.
 
-        None, the default: the task cannot predict it.
+        None, the default: the task has no estimate.
         """
         return None
 
@@ -565,8 +574,9 @@ class TaskKind(ABC, Generic[C]):
 
         Args:
             validation: the dev set, which has measured a model early in training.
-            seconds: how long that took.
-            expected: the time by `validation_tokens`; NaN if the task does not predict it.
+            seconds: how long this early validation took.
+            expected: how long a validation takes by the estimate of `validation_tokens`; NaN if the task has no
+                estimate.
         """
         return seconds
 
@@ -581,7 +591,7 @@ class TaskKind(ABC, Generic[C]):
     # --- the model folder ---
 
     def documents(self, corpus: C, resolved: ResolvedSettings) -> Mapping[str, str]:  # noqa: ARG002
-        """Return a dict from names to texts of further files for the model folder, as the task card; default: none."""
+        """Return a dict {file name: content} of further text files for the model folder, such as the task card."""
         return {}
 
     @abstractmethod
@@ -596,7 +606,8 @@ class TaskKind(ABC, Generic[C]):
     ) -> str:
         """Return the text of the model card, README.md, of the model in `folder`.
 
-        `report` is the final quality on the dev set, None during training; `step` is that of the weights.
+        `report` is the final quality on the dev set, or None during training. `step` is the training step of the
+        weights.
         """
         texts, tokenizer = self.card_texts(corpus, resolved, "THIS_FOLDER"), corpus.tokenizer
         codes = dict.fromkeys(code for direction in resolved.data.directions for code in direction)
@@ -618,7 +629,7 @@ class TaskKind(ABC, Generic[C]):
 
 
 def model_to_measure(resolved: ResolvedSettings, placement: RunPlacement) -> AnyModel:
-    """Build the model of a run on its device and in its precision, for a dev set that loads the weights to measure."""
+    """Build the model of a run, without its weights, for a dev set that loads the weights that it measures."""
     with torch.device(placement.device):
         return build_any_model(resolved.model).to(DTYPES[resolved.training.precision]).eval()
 
@@ -638,7 +649,8 @@ class TextKind(TaskKind[TaskCorpus]):
         """Raise an error for settings that the task does not use.
 
         Raises:
-            TransduceError: a setting has no meaning for the task, or a prepared corpus is combined with a base model.
+            TransduceError: a setting has no meaning for the task, the task cannot use a prepared corpus, or a prepared
+                corpus is combined with a base model.
         """
         super().check(settings)
         refuse_unused(self.name, changed(settings, [f"data.filters.{name}" for name in self.unused_filters]))
@@ -658,7 +670,9 @@ class TextKind(TaskKind[TaskCorpus]):
     # --- the text ---
 
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
-        """Convert text, here tables of pairs, to files to read line by line; return data settings that name the files.
+        """Convert the task's text to files that are read line by line; return data settings that name these files.
+
+        By default, only tables of pairs are converted.
 
         Args:
             settings: the run's settings. Training text of a prepared corpus (`data.prepared`) is not converted again.
@@ -685,11 +699,11 @@ class TextKind(TaskKind[TaskCorpus]):
     def read_text(self, settings: Settings, folder: Path, *, overwrite: bool) -> TaskText:
         """Return the text to prepare (`TaskText`), with all special tokens, as files that are read line by line.
 
-        Other formats are converted to such files in `folder`. With `overwrite`, for a new run, existing files are
-        replaced; a resumed run uses them.
+        Other formats are converted to such files in `folder`. `overwrite` replaces existing files, for a new run. A
+        resumed run uses the existing files.
 
         Raises:
-            TransduceError: a file is missing, or is not what the task reads.
+            TransduceError: a file is missing, is not what the task reads, or is needed but not named.
         """
         text = self.text(self.rewrite(settings, folder, overwrite=overwrite))
         return msgspec.structs.replace(text, special_tokens=(*self.special_tokens(settings.task), *text.special_tokens))

@@ -64,7 +64,10 @@ class LanguageModelObjective(Objective[Decoder]):
     """The training objective of a language model: the cross-entropy of every next token."""
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the cross-entropy of every next token, summed over a batch of windows, (B, T) inputs and labels."""
+        """Return the cross-entropy of every next token, summed over a batch of windows.
+
+        The inputs and the labels of the batch are (B, T).
+        """
         device = self.model.source_weight.device
         inputs = to_device(batch.source, device)
         labels = to_device(batch.target, device)
@@ -101,9 +104,9 @@ class LanguageModelDevSet(Validation[LanguageModelObjective]):
 
 
 def _surplus(tokens: Ids, vocabulary: Vocabulary) -> int:
-    """Return how many characters the decoded tokens have more than the text, to count the text's characters.
+    """Return how many characters longer the decoded tokens are than the text.
 
-    sentencepiece decodes an unknown token, one character of the text, as " ⁇ ".
+    sentencepiece decodes an unknown token, which stands for one character of the text, as " ⁇ ".
     """
     if vocabulary.unk_id == vocabulary.eos_id:
         return 0  # in GPT-2, the line end
@@ -162,7 +165,10 @@ class LanguageModelKind(TextOnlyKind):
         }
 
     def choose_steps(self, pairs: int, epoch_tokens: int, batch_tokens: int) -> Choice[int]:  # noqa: ARG002
-        """Return the default number of steps for 1 to 40 epochs, by the size of the text, but at least 300 steps."""
+        """Return the default number of steps with a reason (`Choice`): 1 to 40 epochs, but at least 300 steps.
+
+        The number of epochs is higher for smaller texts.
+        """
         return choose_language_model_steps(epoch_tokens, batch_tokens)
 
     def complete_settings(self, task: TaskSettings, base_config: ModelConfig) -> TaskSettings:

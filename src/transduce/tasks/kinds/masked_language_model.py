@@ -152,9 +152,10 @@ class MaskedLanguageObjective(Objective[Encoder]):
     """
 
     def loss(self, batch: Batch) -> Loss:
-        """Return the summed loss of a batch: that of masked tokens and, if the model learns it, of the next sentence.
+        """Return the loss of a batch: the loss of masked tokens plus the loss of next-sentence prediction.
 
-        Its `negative_log_likelihood` and token count cover masked tokens only.
+        A model without next-sentence prediction has only the first. `negative_log_likelihood` and the token count of
+        the result cover masked tokens only.
         """
         assert isinstance(batch, MaskedBatch)
         states, labels = self.encode(batch)
@@ -178,7 +179,10 @@ class MaskedLanguageObjective(Objective[Encoder]):
         return masked_loss._replace(total=masked_loss.total + batch.masked_per_row * rows)
 
     def encode(self, batch: MaskedBatch) -> tuple[Tensor, Tensor]:
-        """Return the encoder's output, (B, L, D), and labels, (B, L): true ids of masked tokens, or padding ids."""
+        """Return the encoder's output, (B, L, D), and the labels, (B, L).
+
+        The label of a masked token is its true id. All other labels are the padding id.
+        """
         device, config = self.model.source_weight.device, self.model.config
         ids, labels, types = (to_device(array, device) for array in (batch.source, batch.target, batch.token_types))
         # RoBERTa has one segment only.
@@ -189,7 +193,10 @@ class MaskedLanguageObjective(Objective[Encoder]):
 
 
 class MaskedDevSet(Validation[MaskedLanguageObjective]):
-    """A dev text that measures a model's loss, accuracy of masked tokens and, if predicted, of next sentences."""
+    """A dev text that measures a model's loss and its accuracy on masked tokens.
+
+    If the model predicts next sentences, the accuracy of these predictions is measured, too.
+    """
 
     @override
     @torch.inference_mode()
@@ -251,6 +258,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
 
         Hard-wrapped lines are joined before the text is split into sentences. The training text of a prepared corpus is
         not written again. `overwrite` is false for a resumed run, which uses the existing files.
+
+        Raises:
+            TransduceError: the settings name no text, or name a target file; or a text cannot be read or has no
+                sentence.
         """
         text_only(settings.data, self.model_noun)
         data = settings.data
@@ -269,9 +280,9 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return msgspec.structs.replace(text_only(data, self.model_noun), noun=self.example)
 
     def check(self, settings: Settings) -> None:
-        """Raise an error for settings that the task does not use, or a context without space for text.
+        """Raise an error for settings that the task does not use, or for too short a context.
 
-        The context includes special tokens.
+        The context must hold text and special tokens: at least 3 tokens, or 5 with next-sentence prediction.
 
         Raises:
             TransduceError: a setting has no meaning for the task, or the context is too short.
@@ -285,9 +296,9 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
             )
 
     def model_settings(self, task: TaskSettings) -> dict[str, object]:
-        """Return a dict of BERT's model settings, with a classifier if next-sentence prediction is on.
+        """Return a dict of BERT's model settings, with as many learned positions as the context has tokens.
 
-        The context is the number of learned positions.
+        If next-sentence prediction is on, the model has a classifier of two classes; otherwise it has no pooler.
         """
         own = {"max_positions": _context(task), "num_labels": 2 if _has_next_sentence(task) else 0}
         return BERT | own | ({} if _has_next_sentence(task) else {"pooler": False})
@@ -331,10 +342,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return choice
 
     def choose_learning_rate(self, settings: Settings, d_model: int) -> Choice[float]:
-        """Return the default peak learning rate with a reason: 0.25 / d_model, also with a base model.
+        """Return the default peak learning rate with a reason (`Choice`): 0.25 / d_model.
 
-        That is half of the usual rate for Adam with pre-norm models. For Muon with random weights it is 1 / d_model: at
-        a fourth of that, short runs predict by frequency alone.
+        That is half of the usual rate for Adam with pre-norm models. Muon with random weights has the rate 1 / d_model,
+        because short runs with a fourth of that learn only the frequencies of tokens.
         """
         if settings.training.optimizer == "muon" and settings.init_from is None:
             return Choice(1.0 / d_model, f"1 / d_model ({d_model}), for Muon")
@@ -349,14 +360,18 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         return MaskedLanguageObjective(as_encoder(model), label_smoothing=resolved.training.label_smoothing)
 
     def epoch_tokens(self, corpus: TaskCorpus, model: ModelConfig, task: TaskSettings) -> int:
-        """Return the number of input tokens in an epoch's rows, with special tokens and random second segments."""
+        """Return the number of input tokens in an epoch.
+
+        Special tokens count, and so do the random second segments for next-sentence prediction.
+        """
         training, _ = split_text(corpus)
         return _plan(corpus, training, model, task, tokens=DEV_BATCH_TOKENS, seed=0).tokens
 
     def log_corpus_problems(self, corpus: TaskCorpus, resolved: ResolvedSettings, choice_log: ChoiceLog) -> None:
         """Log a problem if fewer than 10 % of the text's segments are followed by another segment of their document.
 
-        The model then hardly learns next-sentence prediction. Nothing is logged if it does not predict next sentences.
+        The model then hardly learns next-sentence prediction. Nothing is logged for a model without next-sentence
+        prediction.
 
         Raises:
             TransduceError: no segment is followed by another, and training starts from random weights.
@@ -372,9 +387,10 @@ class MaskedLanguageModelKind(EncoderChoices, TextOnlyKind):
         choice_log.record("task.next_sentence", None, Choice(value=True, reason=f"but {problem}"))
 
     def plan(self, corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount = (0, 1)) -> MaskedPlan:
-        """Return the plan of a process's training batches of token sequences, sized by input tokens, not masked ones.
+        """Return the plan of a process's training batches of token sequences.
 
-        `rank_and_count` are the process's rank and the number of processes.
+        The size of a batch counts all input tokens, not only the masked ones. `rank_and_count` are the process's rank
+        and the number of processes.
         """
         training, _ = split_text(corpus)
         tokens, seed = resolved.micro_batch_tokens, resolved.training.seed

@@ -52,9 +52,10 @@ F1: Final = "f1"
 
 
 class ParsingDevSet(Validation[TranslationObjective]):
-    """A dev set of trees that measures a parser's loss on all trees, and bracket F1 of greedy parses of the first ones.
+    """A dev set of trees that measures a parser's loss and bracket F1.
 
-    `training.translate_dev` sets how many sentences are parsed; if it is 0, there is no F1.
+    The loss is that of all trees. F1 is that of greedy parses of the first `training.translate_dev` sentences. If this
+    setting is 0, there is no F1.
     """
 
     def __init__(self, inner: DevSet, tokenizer: Tokenizer, references: Sequence[Tree]) -> None:
@@ -108,10 +109,10 @@ class ParsingKind(SequenceToSequenceKind):
     def rewrite(self, settings: Settings, folder: Path, *, overwrite: bool) -> DataSettings:
         """Convert treebanks to files of sentences and linearized trees; return data settings that name these files.
 
-        Existing files stay unless `overwrite` is true, for a new run.
+        `overwrite` replaces existing files, for a new run. A resumed run uses the existing files.
 
         Raises:
-            TransduceError: the settings name no treebank, a target file or another format, or a treebank is malformed.
+            TransduceError: no treebank is named, a target file or a format is set, or a treebank is malformed.
         """
         data = settings.data
         if not data.source:
@@ -143,8 +144,8 @@ class ParsingKind(SequenceToSequenceKind):
     def text(self, data: DataSettings) -> TaskText:
         """Return the files of sentences and linearized trees (`TaskText`), with the tree symbols as special tokens.
 
-        The filter of length ratios is off, because trees are longer than sentences, but not by a fixed ratio; that of
-        equal sides is off, too.
+        Two filters are off: that of length ratios, because the ratio of tree to sentence varies, and that of equal
+        sides.
         """
         filters = msgspec.structs.replace(data.filters, max_length_ratio=float(2**31), drop_identical=False)
         symbols = tuple(read_lines(Path(data.target[0]).with_name(_SYMBOLS)))
@@ -219,12 +220,12 @@ def write_parts(
         parts: treebank files by the prefix of the output files; the training set has the prefix "" and comes first.
         folder: the folder to write to, which is created if it is missing.
         tags: write the part-of-speech tag of each word.
-        merges: how many of the most frequent sequences of symbols between two words in the training set become single
-            tokens; None: 1,000. Without effect if `known` is not None.
-        known: sequences that are tokens of an existing vocabulary; None: the vocabulary is yet to be learned.
+        merges: number of symbol sequences that become single tokens: the most frequent ones between two words in the
+            training set. None: 1,000. Ignored if `known` is not None.
+        known: symbol sequences that are tokens of an existing vocabulary; None: the vocabulary is yet to be learned.
 
     Raises:
-        TransduceError: a treebank has other content, or no tree with words.
+        TransduceError: a treebank cannot be read, or has no tree with words.
     """
     sentences, rows = {}, {}
     for prefix, files in parts.items():
@@ -247,7 +248,10 @@ def write_parts(
 
 
 def existing_symbol_runs(folder: Path) -> frozenset[str]:
-    """Return the set of tree-symbol sequences that are tokens of the model in a folder; empty if it is no parser."""
+    """Return the set of sequences of tree symbols that the vocabulary of a model has as tokens.
+
+    The set is empty if the model in `folder` is no parser.
+    """
     model = load_tokenizer(folder).target.model_bytes
     tokens = read_pieces(model) if model else ()
     return frozenset(token.text.removeprefix(MARK) for token in tokens if token.text.startswith(MARK))

@@ -108,7 +108,7 @@ class TaggedCorpus(msgspec.Struct, frozen=True):
 
 
 class _StoredTagging(msgspec.Struct, frozen=True):
-    """A file that a run stores with its tagged sentences: digests of the sentence files, and the tokenizer's settings.
+    """The card of a run's stored sentences with tags: digests of the sentence files, and the tokenizer's settings.
 
     A run that resumes checks the sentence files by their digests.
     """
@@ -118,10 +118,11 @@ class _StoredTagging(msgspec.Struct, frozen=True):
 
 
 def _read_parts(data: DataSettings) -> dict[str, list[TaggedSentence]]:
-    """Return a dict with the list of sentences of "training" and that of "dev".
+    """Return a dict with two lists of sentences, "training" and "dev".
 
-    Without dev files, 3 % of the different sentences are held out, at most 2,000; of a small text it is a tenth, at
-    most 100. All copies of a sentence are held out with it, so that none is in the training text.
+    Without dev files, 3 % of the different training sentences are held out as dev sentences, at most 2,000. The minimum
+    is 100 sentences or, in a text of fewer than 1,000 different sentences, a tenth of them. All copies of a sentence
+    are held out with it.
 
     Raises:
         TransduceError: a file is malformed, or there are fewer than ten different sentences and no dev files.
@@ -234,7 +235,10 @@ class TaggedDevSet(Validation[TaggingObjective]):
 
 
 def _span_terms(counts: TagCounts) -> tuple[int, int]:
-    """Return the numerator and the denominator of the F1 of spans in one sentence, which are summed over sentences."""
+    """Return the numerator and the denominator of one sentence for the F1 of spans.
+
+    The F1 of a dev set is the sum of the numerators, divided by the sum of the denominators.
+    """
     return 2 * counts.common, counts.predicted + counts.wanted
 
 
@@ -243,10 +247,11 @@ def _ratio(terms: Sequence[tuple[int, int]]) -> float:
 
 
 def _contributions(terms: Sequence[tuple[int, int]]) -> list[float]:
-    """Return a list of each sentence's contribution to a score in percent; the score is a ratio of sums, such as F1.
+    """Return a list of each sentence's contribution to a score in percent.
 
-    A contribution is the sentence's first-order influence on the score, and the mean of all is the score. With
-    contributions, the difference of two checkpoints' scores can be tested sentence by sentence.
+    The score is a ratio of sums over sentences, such as F1. A contribution is the sentence's first-order influence on
+    the score. The mean of the contributions is the score, so that the difference of two checkpoints' scores can be
+    tested sentence by sentence.
 
     Args:
         terms: the numerator and the denominator of each sentence.
@@ -302,7 +307,12 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
     def prepare(self, request: Preparation) -> TaggedCorpus:
         """Read the tagged sentences of a new run, store them in the run's folder, and return the corpus.
 
-        The vocabulary is learned from the training sentences, or that of the base model is extended.
+        The vocabulary is learned from the training sentences. In a run from a base model, it is the base model's
+        vocabulary, extended if necessary.
+
+        Raises:
+            TransduceError: a file is missing or malformed, the base model's vocabulary does not fit, or the sentences
+                are too few for a dev set.
         """
         settings, folder = request.settings, request.folder
         parts = _read_parts(settings.data)
@@ -380,7 +390,10 @@ class TaggingKind(LabelChoices, TaskKind[TaggedCorpus]):
         return TaggedDevSet(corpus, resolved, placement)
 
     def describe_size(self, corpus: TaggedCorpus) -> str:
-        """Return a phrase with the numbers of sentences, words and tags, which also names tags of the dev set alone."""
+        """Return a phrase with the numbers of sentences, words and tags.
+
+        Tags that only the dev set has are named.
+        """
         known = {tag for sentence in corpus.training for tag in sentence.tags}
         unseen = [tag for tag in corpus.tags if tag not in known]
         alone = f" (of the dev set alone: {shown_names(unseen)})" if unseen else ""

@@ -1,4 +1,4 @@
-"""The text of tasks: the files that the settings name, JSON lines written as files of text, and windows of tokens."""
+"""Find the text files that settings name, convert JSON lines to files of text, and cut text into windows of tokens."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -31,9 +31,9 @@ ALL_LINES = FilterSettings(max_tokens=2**31 - 1, drop_empty=False, drop_identica
 
 
 def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES) -> TaskText:
-    """Return the training and dev files (`TaskText`) of a task whose text is both source and target, line by line.
+    """Return the training and dev files (`TaskText`) of a task that learns from text alone.
 
-    No dev text is held out if the settings name none.
+    Each line is both source and target. No dev text is held out if the settings name none.
 
     Args:
         data: names the files of text.
@@ -41,7 +41,7 @@ def text_only(data: DataSettings, name: str, filters: FilterSettings = ALL_LINES
         filters: choose the lines that stay.
 
     Raises:
-        TransduceError: there is a target, no source, or a file format with columns.
+        TransduceError: the settings name a target file, no source file, or a format with columns.
     """
     if not data.source:
         raise TransduceError(f"A {name} learns from text: name it by `data.source`.")
@@ -70,7 +70,7 @@ def pairs_of_files(data: DataSettings) -> TaskText:
     A dev set is held out of the training pairs if the settings name none.
 
     Raises:
-        TransduceError: the settings name no text, or runs whose text is not looked up yet.
+        TransduceError: the settings name no text, or name runs instead of files (`data.mix`, or `run` of a corpus).
     """
     if data.mix or any(corpus.run for corpus in data.corpora):
         raise TransduceError(
@@ -113,16 +113,20 @@ def pairs_of_files(data: DataSettings) -> TaskText:
 
 
 def _tags(data: DataSettings, side: str) -> tuple[str, ...]:
-    """Return the tag of each file in the field `side` of all `data.corpora`, such as "source"; "" for no tag.
+    """Return a tuple with the tag of each file of `data.corpora`, on one side.
 
-    The tuple is empty if no corpus has a tag.
+    `side` is the field of a corpus that lists the files, such as "source". A file of a corpus without a tag has "". The
+    tuple is empty if no corpus has a tag.
     """
     tags = tuple(corpus.tag or "" for corpus in data.corpora for _ in getattr(corpus, side))
     return tags if any(corpus.tag for corpus in data.corpora) else ()
 
 
 class TextOnlyKind(TextKind):
-    """A base class of kinds of tasks that learn from text alone, each line of which is both sides of a pair."""
+    """A base class of kinds of tasks that learn from text alone.
+
+    Each line of the text is both the source and the target of a pair.
+    """
 
     may_be_prepared = True
     model_noun: ClassVar[str]
@@ -145,8 +149,8 @@ def write_texts(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSet
     Args:
         data: names the files. Training text of a prepared corpus is not written again.
         folder: folder of the written files.
-        overwrite: True for a new run; False for a resumed one, whose training text is stored elsewhere, and whose dev
-            text is written only if its file is missing.
+        overwrite: True for a new run. False for a resumed run: no training text is written, because the run has stored
+            it in another form. Dev text is written only if its file is missing.
 
     Raises:
         TransduceError: a file has columns, or is not JSON lines of texts.
@@ -176,10 +180,13 @@ def holds_texts(path: str, chosen: Format) -> bool:
 
 
 def _lines_of(path: str, chosen: Format, out: Path, *, overwrite: bool = True) -> str:
-    """Write the texts of a JSON-lines file to the text file `out`, one per line, and return the path of the text.
+    """Convert a JSON-lines file to the text file `out`, one text per line, and return the path of `out`.
 
-    The path is `out`, or `path` itself for a file of plain lines. An existing file `out` is kept unless `overwrite` is
-    true.
+    A file of plain lines is not converted: its own `path` is returned. An existing file `out` is kept unless
+    `overwrite` is true.
+
+    Raises:
+        TransduceError: the file has columns, or is not JSON lines of texts.
     """
     if not holds_texts(path, chosen):
         return path
@@ -205,14 +212,13 @@ _WEAK_SHARE = 0.8
 def frequency_perplexity(training: Plan[Batch], dev: Sequence[Batch], *, size: int, ignored: int | None) -> float:
     """Return the perplexity of the dev labels for a model that knows only how frequent tokens are.
 
-    The frequencies are those of the labels of the first 100 training batches, which are in random order, plus one for
-    each token.
+    The frequency of a token is one plus its count among the labels of the first 100 training batches.
 
     Args:
         training: the plan of training batches.
         dev: the dev batches.
         size: the number of tokens of the vocabulary.
-        ignored: the id of labels that do not count; None: only negative labels do not.
+        ignored: the id of labels that do not count; None: there is no such id. Negative labels never count.
     """
     counts = np.ones(size)
     for position in range(min(len(training), _COUNTED_BATCHES)):
@@ -229,7 +235,9 @@ def _labels(batch: Batch, ignored: int | None) -> NDArray[np.int64]:
 
 
 def text_outcome(summary: str, event: ValidationEvent, frequencies: float) -> Outcome:
-    """Return the `Outcome` of a task on text alone, which is weak if its perplexity is near that of token frequencies.
+    """Return the `Outcome` of a task on text alone.
+
+    The model is reported as weak if its perplexity is near that of token frequencies.
 
     Args:
         summary: the measured quality, for the terminal and the model card.
@@ -241,9 +249,10 @@ def text_outcome(summary: str, event: ValidationEvent, frequencies: float) -> Ou
 
 
 def describe_frequencies(perplexity: float, frequencies: float) -> str | None:
-    """Return a sentence for the user if a model's perplexity is hardly below that of token frequencies; else None.
+    """Return a sentence for the user if a model has learned little more than token frequencies; else None.
 
-    `frequencies` is the perplexity of token frequencies alone, and the limit is 80 % of it.
+    `frequencies` is the perplexity of token frequencies alone. The sentence is returned if `perplexity`, the model's,
+    is at least 80 % of it.
     """
     if perplexity < _WEAK_SHARE * frequencies:
         return None
@@ -306,10 +315,10 @@ class WindowPlan:
         return (self.windows + self._rows - 1) // self._rows
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return a process's windows of the batch at a position of an epoch, (B, T) for source and target.
+        """Return a process's windows of the batch at a position of an epoch; source and target are (B, T).
 
         The target of each token is the next token. If the batch has fewer windows than there are processes, a process
-        without any gets one window as a stand-in.
+        without a window gets one as a stand-in.
         """
         offset, order = self._epoch_order(epoch)
 
@@ -346,8 +355,8 @@ def cut_windows(stream: Ids, starts: NDArray[np.int64], context: int) -> Batch:
 def consecutive_batches(stream: Ids, *, context: int, rows: int) -> list[Batch]:
     """Return a list of batches of consecutive windows of a text, for validation, with `rows` windows each.
 
-    The end of the text is left out if it is shorter than a window, but a text shorter than a window becomes a single,
-    shorter window.
+    Tokens at the end that do not fill a window are left out. If the whole text is shorter than a window, it becomes a
+    single, shorter window.
 
     Raises:
         TransduceError: the text has fewer than two tokens.

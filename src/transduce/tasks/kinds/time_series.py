@@ -68,7 +68,10 @@ _DEV_SHARE = 0.1
 
 
 class _StoredSeries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A file that a run stores with its time series, so that it can resume without the original files."""
+    """The card that a run stores with the values of its time series: columns, lengths, digests, season and scale.
+
+    A run resumes from the card and the values, without the original files.
+    """
 
     columns: tuple[str, ...]
     lengths: dict[str, list[int]]
@@ -131,7 +134,7 @@ def prepare_series(
 ) -> SeriesCorpus:
     """Read the files of a new run, store their numbers in the run's folder, and return them as a `SeriesCorpus`.
 
-    Without dev files, the last tenth of each file is held out, but at least a horizon.
+    Without dev files, the last tenth of each file is held out. At least as many points are held out as a forecast has.
 
     Args:
         data: the settings of the files.
@@ -141,7 +144,7 @@ def prepare_series(
 
     Raises:
         TransduceError: a file is missing, invalid, or too short for a window; or the set season is longer than the
-            dev part.
+            points before the dev forecasts.
     """
     past, horizon = settings.past_points, settings.horizon
     columns, read = _read(data.source, settings.columns, say)
@@ -378,9 +381,10 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
     # --- choices ---
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:  # noqa: ARG002
-        """Return a dict of the preset's sizes, but half of its layers, `d_ff` = 4 × `d_model`, and dropout 0.1.
+        """Return a dict of a preset's sizes, changed for time series.
 
-        At least one layer stays on each side. Fewer layers suffice, because a number is less informative than a word.
+        Half of the layers remain, but at least one on each side, because a number is less informative than a word.
+        `d_ff` is 4 × `d_model`, and dropout is 0.1.
         """
         return msgspec.structs.asdict(preset) | {
             "num_encoder_layers": max(1, preset.num_encoder_layers // 2),
@@ -425,10 +429,10 @@ class TimeSeriesKind(TaskKind[SeriesCorpus]):
         return Choice(min(_MAX_STEPS, max(_MIN_STEPS, steps)), reason)
 
     def choose_best_by(self, corpus: SeriesCorpus, translated: int) -> Choice[BestBy]:  # noqa: ARG002
-        """Return the default measure that selects the best model: `skill`, from the error of dev forecasts.
+        """Return the default measure that selects the best model, `skill`, with a reason (`Choice`).
 
-        Skill compares that error with the error of repeating the last season or the last value, whichever is better. It
-        is the percentage by which the model's error is lower.
+        Skill is the percentage by which the error of the dev forecasts is lower than that of a baseline. The baseline
+        repeats the last season or the last value, whichever is better.
         """
         return Choice(SKILL, "percent lower error of dev forecasts than repeating the last season or value")
 

@@ -156,7 +156,10 @@ class TranslationObjective(Objective[EncoderDecoder]):
 
 
 def translate_dev(translator: Translator, direction: "DevDirection", search: SearchSettings) -> list[str]:
-    """Return a list of translations of a direction's dev sentences, with earlier sentences as context in documents."""
+    """Return a list of translations of a direction's dev sentences.
+
+    If the sentences are in documents, earlier sentences of a document are context.
+    """
     documents = Documents(direction.continues) if direction.continues else None
     return [each.text for each in translator.translate(list(direction.sources), search, documents=documents)]
 
@@ -181,10 +184,10 @@ class DevDirection(NamedTuple):
 
 
 def dev_directions(corpus: TaskCorpus, max_sentences: int | None = None) -> list[DevDirection]:
-    """Return a list of the dev sentences by language pair and tag: all, or about `max_sentences` in total.
+    """Return the dev sentences as a list of `DevDirection`, one for each language pair and tag.
 
-    With a maximum, each pair and tag has about the same number. For an empty dev set, the list has one direction
-    without sentences.
+    `max_sentences` is about the number of all sentences in the result, divided equally among its elements; None: all
+    sentences are returned. For an empty dev set, the list has one element without sentences.
     """
     groups, count = corpus.dev_groups, len(corpus.dev_sources)
     pairs: Sequence[tuple[str | None, str | None]] = groups.directions or [corpus.languages] * count
@@ -290,9 +293,9 @@ class DevSet(Validation[TranslationObjective]):
         )
 
     def _contributions(self, direction: DevDirection, translations: list[str]) -> list[float]:
-        """Return a list of each sentence's contribution to the score that selects the best model; empty for the loss.
+        """Return a list of each sentence's contribution to the score that selects the best model.
 
-        The contributions to a score, such as BLEU, have the score as their mean.
+        The mean of the contributions is the score, such as BLEU. The list is empty if the loss selects the best model.
         """
         if self.best_by == "exact_match":
             return list(map(float, exact_matches(translations, direction.references)))
@@ -327,7 +330,7 @@ class SequenceToSequenceKind(TextKind):
         return _BEAM_TIME * sentences / max(1, min(resolved.training.translate_dev, sentences))
 
     def validation_tokens(self, corpus: TaskCorpus, resolved: ResolvedSettings) -> float:
-        """Return how many tokens training reads in the time of a validation, to predict that time before the first."""
+        """Return an estimate of how many tokens training reads in the time of one validation, to predict that time."""
         assert corpus.dev is not None
         sentences = max(1, len(corpus.dev_sources))
         translated = min(resolved.training.translate_dev, sentences) / sentences
@@ -378,7 +381,10 @@ class TranslationKind(SequenceToSequenceKind):
         return msgspec.structs.replace(text, special_tokens=(*text.special_tokens, *added))
 
     def sizes(self, preset: Preset, model_kind: str) -> dict[str, object]:
-        """Return a dict of a preset's sizes; recurrent models have at most two layers a side, as more train badly."""
+        """Return a dict of a preset's sizes for a kind of model.
+
+        Recurrent models have at most two layers on each side, because more layers train badly.
+        """
         sizes = super().sizes(preset, model_kind)
         if model_kind == "recurrent":
             sizes = {name: size for name, size in sizes.items() if name not in UNUSED_BY_RECURRENT}
@@ -400,8 +406,8 @@ class TranslationKind(SequenceToSequenceKind):
     ) -> Plan[Batch]:
         """Return the plan of a process's training batches.
 
-        If the settings ask for that, sentences have placeholders or noise, or are tokenized at random, anew in each
-        epoch. `rank_and_count` are the process's rank and the number of processes.
+        Depending on the settings, sentences get placeholders or noise, or are tokenized at random. These changes differ
+        in each epoch. `rank_and_count` are the process's rank and the number of processes.
         """
         training, tokenizer = resolved.training, corpus.tokenizer
         make_plan = _mixed_plan if resolved.data.has_shares else super().plan
@@ -494,8 +500,8 @@ class TranslationKind(SequenceToSequenceKind):
     def trained_validation_seconds(self, validation: Validation[Any], seconds: float, expected: float) -> float:
         """Return how many seconds a validation will take once translations are as long as the references.
 
-        `seconds` is how long a validation took. Early in training, translations may be much too long; then the part of
-        `seconds` that they took is reduced. If they are much too short, the result is at least `expected`.
+        `seconds` is how long a validation early in training took. If its translations were too long, the time of
+        translating is reduced in proportion. If they were much too short, the result is at least `expected`.
         """
         if not isinstance(validation, DevSet):
             return seconds
@@ -524,8 +530,8 @@ class TranslationKind(SequenceToSequenceKind):
     def finish(self, corpus: TaskCorpus, resolved: ResolvedSettings, placement: RunPlacement) -> Outcome:
         """Score the best model's translations of the dev set; return an `Outcome` with the scores.
 
-        Beam search has the run's settings. For few training pairs, it gets a coverage penalty if that makes the
-        translations better. A time budget limits how many sentences are translated.
+        Beam search has the run's settings. If there are few training pairs, a coverage penalty is tried, and is kept if
+        translations get better. A time budget limits how many sentences are translated.
         """
         translator = open_translator(
             placement.folder,
@@ -563,7 +569,7 @@ class TranslationKind(SequenceToSequenceKind):
 
 
 def _mixed_plan(corpus: TaskCorpus, resolved: ResolvedSettings, rank_and_count: RankAndCount) -> MixedPlan:
-    """Return the plan of training batches of a run whose settings set the share of the batches of each corpus."""
+    """Return the plan of training batches in which each corpus has the share that the settings specify."""
     training, prepared, tokens = resolved.training, corpus.prepared, resolved.micro_batch_tokens
     assert isinstance(prepared, RepeatedCorpus)
     ends = np.cumsum([0, *prepared.card.file_pairs]).tolist()
@@ -598,7 +604,10 @@ def _max_sentence_tokens(config: ModelConfig) -> int | None:
 
 
 def _target_option(data: DataSettings) -> str:
-    """Return the option of `transduce translate` that selects a target language; "" for a single one."""
+    """Return the option of `transduce translate` that selects the first target language.
+
+    The result is "" unless there are several target languages.
+    """
     targets = list(dict.fromkeys(target for _, target in data.directions))
     return f" --target-language {targets[0]}" if len(targets) > 1 else ""
 
@@ -638,9 +647,9 @@ def _decoded(sentences: EncodedSentences, vocabulary: Vocabulary) -> list[str]:
 
 
 def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Yield (language pair, first index, index after the last) of the sentence pairs of each language pair of a corpus.
+    """Yield (language pair, start, stop): the range of the sentence pairs of each language pair of a corpus.
 
-    In a run of one language pair, that is all pairs; pairs of unknown languages are left out.
+    A run of one language pair has a single range of all pairs. Sentence pairs of unknown languages are in no range.
     """
     source, target = corpus.languages
     prepared = corpus.prepared.sentences
@@ -651,7 +660,10 @@ def _ranges_of_directions(corpus: TaskCorpus) -> Iterator[tuple[tuple[str, str],
 
 
 def document_context(data: DataSettings) -> DocumentContext | None:
-    """Return how many earlier sentences of a document a model reads, and whether of both sides; None: no context."""
+    """Return how many earlier sentences of a document a model reads, and whether on the target side, too.
+
+    The result is None if the model reads no earlier sentences.
+    """
     return DocumentContext(data.context_before, data.context_sides == "both") if data.context_before else None
 
 
@@ -689,8 +701,8 @@ def mean_scores(reports: Mapping[str, ScoreReport]) -> tuple[float, float]:
 def low_bleu(reports: Mapping[str, ScoreReport]) -> float | None:
     """Return the mean BLEU if the dev scores show that the model cannot translate yet, otherwise None.
 
-    Short lines, such as single words, have a BLEU of 0 even if they are right, because they have no 4-grams: the model
-    can translate if its chrF is high or a tenth of its lines equal their references.
+    A low BLEU alone does not show this: short lines, such as single words, have a BLEU of 0 even if they are right. The
+    result is therefore None if chrF is high or a tenth of the lines equal their references.
     """
     bleu, chrf = mean_scores(reports)
     exact = sum(each.exact_match for each in reports.values()) / max(
@@ -732,11 +744,10 @@ def _score_in_time(
 ) -> tuple[dict[str, ScoreReport], bool]:
     """Score translations of as much of the dev set as the time allows, but at least of a hundred sentences.
 
-    `seconds` is the time; None: all is scored. A model that has not learned to end its translations takes many times as
-    long as a trained one.
+    `seconds` is the time; None: the whole dev set is scored.
 
     Returns:
-        The scores by language pair and tag, and True if all of the dev set was scored.
+        The scores by language pair and tag, and whether the whole dev set was scored.
     """
     total = len(corpus.dev_sources)
     if seconds is None or total <= _FEWEST_SENTENCES:
