@@ -132,9 +132,10 @@ _CONTROL = re.compile("[\x00-\x08\x0e-\x1f]")
 
 
 def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
-    """Return what a user can do about an error of writing a file, as a clause for a message.
+    """Return a clause for a message that says what a user can do about an error of writing a file.
 
-    If the system's limit on a file's size was reached, the clause says to raise it; otherwise it is `otherwise`.
+    If the system's limit on a file's size was reached, the clause says to raise it. Otherwise the clause is
+    `otherwise`.
     """
     is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
     return "raise the limit on the size of a file (`ulimit -f`)" if is_limit else otherwise
@@ -143,9 +144,13 @@ def writing_remedy(error: Exception, otherwise: str = "free disk space") -> str:
 def wide_encoding(content: bytes) -> str | None:
     """Return the name of the encoding of text that is UTF-16 or UTF-32, such as UTF-16LE; None for other text.
 
-    Text without a byte order mark counts as UTF-32 if its bytes are characters of this encoding, at most half of them
-    outside the basic plane. It counts as UTF-16 if it has line feeds of two bytes and is not UTF-8, or if a quarter of
-    its bytes are zero. Text that would have control characters counts as neither.
+    A byte order mark decides. Text without such a mark is recognized in this order:
+
+    * It is UTF-32 if its bytes are valid in this encoding, with at most half of the characters outside the basic plane.
+    * It is UTF-16 if its bytes are valid in this encoding, and either a quarter of them are zero, or they have line
+      feeds of two bytes and are not UTF-8.
+
+    Text without zero bytes, or with control characters after decoding, is neither.
 
     Args:
         content: the first bytes of the text.
@@ -204,7 +209,7 @@ def not_utf8(path: str | Path, what: str, encoding: str | None = None) -> Transd
 
 
 def decode_utf8(content: bytes, path: str | Path) -> str:
-    """Return the text of a file of UTF-8 without a byte order mark, with line feeds as line ends.
+    """Return the text of a UTF-8 file, with a byte order mark removed and line feeds as line ends.
 
     Raises:
         TransduceError: the content is not UTF-8; the message names the file and the command that converts it.
@@ -301,11 +306,12 @@ _WRAPPED_METHODS = ("__init__", "__call__")  # besides the public ones
 
 
 def explain_wrong_types(target: _T) -> _T:
-    """Decorate a function, or a class's public methods, so that an error caused by an argument's type is explained.
+    """Decorate a function, or a class's public methods, to explain errors that an argument of a wrong type causes.
 
-    If a call fails by a TypeError, an AttributeError, a ValueError or a LookupError, its arguments are compared with
-    the annotations. If one has another type, a TransduceError names it; otherwise the error stays as it is. Of a struct
-    of msgspec, its `__post_init__` is decorated, as a struct's class keeps the methods that it is defined with.
+    After a TypeError, AttributeError, ValueError or LookupError, the arguments are compared with the annotations. If
+    one has another type, a TransduceError names it. Otherwise the error stays as it is.
+
+    For a msgspec struct, decorate its `__post_init__`. The class of a struct keeps the methods that it is defined with.
     """
     if not isinstance(target, type):
         explained: _T = _explaining(target)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,9 +124,64 @@ def test_the_other_processes_exit_silently_after_a_lost_connection(monkeypatch: 
     assert left.value.code == 1
 
 
-def test_errors_other_than_a_lost_connection_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        lose(0, "shapes cannot be multiplied", monkeypatch)
+@pytest.mark.parametrize(
+    "message", ["shapes cannot be multiplied", "my ResidualConnection got a tensor of the wrong shape", "gloo_table: 3"]
+)
+def test_errors_other_than_a_lost_connection_are_raised_unchanged(
+    message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in (0, 2):
+        with pytest.raises(RuntimeError, match=message):
+            lose(rank, message, monkeypatch)
+
+
+def test_a_process_that_waited_in_vain_says_so_whatever_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "[/build/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation"
+    with pytest.raises(TransduceError, match=r"Process 2 of 4 .* waited in vain for another one"):
+        lose(2, error, monkeypatch)
+
+
+ONE_HANGS = """
+import datetime, sys, time
+from transduce.training import distributed
+
+distributed._MAX_WAIT_IN_STEP = datetime.timedelta(seconds=2)
+processes = distributed.join_processes("cpu")
+if processes.is_first:
+    time.sleep(4)  # longer than a step may wait, as when it prepares a corpus
+processes.wait()
+assert processes.broadcast("prepared" if processes.is_first else "", str) == "prepared"
+print(processes.sum([1.0]), flush=True)
+with distributed.explain_lost_processes():
+    if not processes.is_first:
+        time.sleep(60)
+    processes.sum([1.0])
+"""
+
+
+def test_a_process_that_hangs_within_a_step_is_noticed_and_one_that_prepares_is_waited_for() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", ONE_HANGS],
+            env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        output, errors = started[0].communicate(timeout=50)
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert output == "[2.0]\n"
+    assert "Process 0 of 2 (counted from 0) waited in vain for another one" in errors
 
 
 class Begun:

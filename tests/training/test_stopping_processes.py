@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from transduce.errors import TransduceError
-from transduce.training import loop
+from transduce.training import distributed, loop
 from transduce.training.checkpoint import Checkpoint, RowRange, RunState, save_checkpoint
 from transduce.training.distributed import Processes, join_processes
 from transduce.training.events import ValidationEvent
@@ -165,9 +165,12 @@ def test_gpu_processes_reduce_cpu_tensors_by_gloo(monkeypatch: pytest.MonkeyPatc
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **_: asked.append(backend))
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
+    distributed._group_with_long_timeout.cache_clear()
     assert join_processes("cuda").rank == 1
     (backend,) = asked
     assert dist.distributed_c10d.BackendConfig(dist.Backend(backend)).get_device_backend_map() == {
         "cpu": "gloo",
         "cuda": "nccl",
     }
+    distributed._group_with_long_timeout.cache_clear()

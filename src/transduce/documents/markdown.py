@@ -85,9 +85,10 @@ _FENCE = re.compile(r" *(?:(?:[-+*]|\d{1,9}[.)]) +)*(`{3,}(?=[^`]*\Z)|~{3,})")
 
 
 def _without_indentation(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines of Markdown without the four columns that indent the content of footnotes and of MkDocs' notes.
+    """Yield lines of Markdown without the indentation of footnotes and of MkDocs' notes.
 
-    CommonMark would take such content for code, unless it continues the line above.
+    The content of these blocks is indented by four columns. CommonMark would read the content as code, except for lines
+    that continue a paragraph.
     """
     opened: list[int] = []  # the indentation of each block around a line
     fence = ""
@@ -149,11 +150,11 @@ class _MarkdownReader:
         return any(_DRAWN_TABLE.match(line) for line in self.lines[max(0, first - 1) : end + 1])
 
     def _locate(self, first: int, content: str) -> list[_BlockLine]:
-        """Return the parts of lines that hold a Markdown block's content, after prefixes: a list of `_BlockLine`.
+        """Find the lines of a Markdown block in the file, without prefixes such as `> `, as a list of `_BlockLine`.
 
         Args:
             first: the index of the block's first line.
-            content: the block's content without prefixes such as `> `.
+            content: the block's content without prefixes.
         """
         located = []
         for number, line in enumerate(content.split("\n"), first):
@@ -525,9 +526,9 @@ def _tag_source(tag: Tag, parts: Sequence[InlinePart], source: str) -> str:
 
 
 def _outer_letter(parts: Sequence[InlinePart], tag: Tag) -> bool:
-    """Return whether a letter or digit stands directly before a start tag, or directly after an end tag, of a text.
+    """Return whether a letter or digit touches a start tag from the left, or an end tag from the right.
 
-    The result is False if the text (`parts`, strings and tags) lacks the tag.
+    The result is False if `parts`, the strings and tags of the text, do not contain the tag.
     """
     if tag not in parts:
         return False
@@ -537,12 +538,13 @@ def _outer_letter(parts: Sequence[InlinePart], tag: Tag) -> bool:
 
 
 def _line_break(content: str, position: int, parsed: _Parsed) -> int:
-    """Append the line break at a position of a Markdown block to its parsed strings and tags.
+    """Append the line break at a position of a Markdown block to `parsed`.
 
-    After two spaces (a hard line break), a tag is appended; otherwise the text that joins two lines, such as a space.
+    A hard line break (after two spaces) becomes a tag. Any other line break becomes a space, or "" after a soft hyphen
+    or in a script without spaces.
 
     Returns:
-        The position after the line break and the indentation that follows.
+        The position after the line break and after the indentation of the next line.
     """
     before = parsed.parts[-1] if parsed.parts and isinstance(parsed.parts[-1], str) else ""
     following = re.compile(r"\n[ \t]*").match(content, position)
@@ -558,10 +560,10 @@ def _line_break(content: str, position: int, parsed: _Parsed) -> int:
 
 
 def _pair_emphasis(delimiters: list[_Delimiters], parsed: _Parsed) -> None:
-    """Pair sequences of `*`, `_` and `~` in a Markdown block by the rules of CommonMark, and insert emphasis tags.
+    """Pair the sequences of `*`, `_` and `~` in a Markdown block by CommonMark's rules, and insert emphasis tags.
 
     Args:
-        delimiters: the sequences in order; characters of one without a partner become text.
+        delimiters: the sequences, in order. Characters without a partner become text.
         parsed: the block's strings and tags, which are changed.
     """
     openers: list[_Delimiters] = []
@@ -596,9 +598,10 @@ def _fits(opener: _Delimiters, closer: _Delimiters) -> bool:
 
 
 def _pair_html(parsed: _Parsed) -> None:
-    """Pair the inline HTML tags of a Markdown block, in place, so that they surround translated words as emphasis does.
+    """Pair the inline HTML tags of a Markdown block, in place.
 
-    A code element becomes one tag with its content. Tags without a partner, and pairs across other pairs, stay single.
+    Each pair becomes a start tag and an end tag. A code element and a raised number become one tag with their content.
+    Tags without a partner stay single tags, and so do pairs that cross another pair.
     """
     opened: list[tuple[int, str]] = []
     for index, part in enumerate(parsed.parts):
@@ -622,7 +625,7 @@ _FORMULA = re.compile(r"[A-Za-z0-9]+<su[bp][\s>].*[A-Za-z0-9]", re.IGNORECASE | 
 
 
 def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "object"] | None:
-    """Return the kind of tag for a link in Markdown that is only a number or a sign, such as `[1](#n1)`.
+    """Return the kind of tag for a link in Markdown whose label is a number or a sign, such as `[1](#n1)`.
 
     Args:
         label: the link's label.
@@ -630,7 +633,8 @@ def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "objec
         before: the text before the link.
 
     Returns:
-        `object` if it stands for a word, `empty` for the mark of a note; None for any other link.
+        `empty` if the link is the mark of a note; `object` if the link stands for a word of the sentence; None for any
+        other link.
     """
     text = re.sub(r"\\(?=[\[\]()*#])", "", label).strip()
     if closing.startswith("](#") and is_after_word(before) and text and not has_letters(text):
@@ -641,17 +645,17 @@ def _mark_kind(label: str, closing: str, before: str) -> Literal["empty", "objec
 
 
 def _join_number(parsed: _Parsed, start: int, end: int) -> bool:
-    """Make one tag of an HTML element in Markdown that is a raised number, as in 10<sup>2</sup> or H<sub>2</sub>O.
+    """Replace an HTML element in Markdown by one tag if it is a raised or lowered number, as in H<sub>2</sub>O.
 
-    If the element is inside a word, or a subscript at its end, the tag covers the whole word.
+    The tag covers the whole word in two cases: the element is inside a word, or it is a subscript at the end of one.
 
     Args:
         parsed: the block's strings and tags, which are changed.
-        start: the index of the element's start tag among them.
-        end: the index of its end tag.
+        start: the index of the element's start tag in `parsed.parts`.
+        end: the index of the element's end tag.
 
     Returns:
-        False if the element is something else, and stays as it is; otherwise True.
+        True if the element was replaced; False for any other element, which stays as it is.
     """
     inner = parsed.parts[start : end + 1]
     name = _INLINE_TAG.match(parsed.sources[inner[0]]) if isinstance(inner[0], Tag) else None
@@ -708,10 +712,10 @@ _EMPHASIS = re.compile(r"[*_]+|~~")
 
 
 def _settled(parts: Sequence[InlinePart], sources: dict[Tag, str]) -> list[InlinePart]:
-    """Return a translation's strings and tags as a list, with emphasis as Markdown requires: around words, not empty.
+    """Return a translation's strings and tags as a list, with emphasis that Markdown can express.
 
-    Empty emphasis is removed. Spaces at the inner ends of emphasis move out of it; where a letter or digit is next to
-    it outside, punctuation does too.
+    Emphasis without content is removed. Spaces at the inner ends of emphasis move outside. At an end with a letter or
+    digit directly outside of it, punctuation moves outside too.
 
     Args:
         parts: the strings and tags.
@@ -778,11 +782,11 @@ _NUMBER_START = re.compile(r"(\d{1,9})([.)])(?=\s|\Z)")
 
 
 def _escaped_start(text: str, *, is_alone: bool) -> str:
-    """Return a line of a paragraph, with a backslash if Markdown would take it for a heading, a list item or the like.
+    """Return a line of a paragraph, with a backslash if it would start another block, such as a list item.
 
     Args:
-        text: the line.
-        is_alone: no text follows on the line; otherwise a mark at its end counts as followed by a space.
+        text: the line, or its first word.
+        is_alone: whether the line ends after `text`. Otherwise a space is assumed to follow.
     """
     number = _NUMBER_START.match(text + ("" if is_alone else " "))
     if number is not None:

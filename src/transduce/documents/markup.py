@@ -85,9 +85,10 @@ class MarkupPlan(NamedTuple):
 
         Args:
             translations: the translation of each text, in order.
-            marks: by the index of a text with inline tags: where the words of each tag are in its translation. Tags for
-                which that is unknown are put at the same share of the text's length.
-            protected: by the index of a text with protected spans: pairs of a span in the text and in its translation.
+            marks: for the index of each text with inline tags, the spans in its translation of the tagged words. If the
+                spans are unknown, the tags are placed in proportion to the text's length.
+            protected: for the index of each text with protected spans, pairs of a span in the text and its span in the
+                translation.
         """
         return self.write(translations, marks or {}, protected or {})
 
@@ -95,12 +96,13 @@ class MarkupPlan(NamedTuple):
 def protected_spans(text: str, elements: Sequence[Span], text_settings: TextSettings) -> list[Span]:
     """Return a list of the spans of a text that translation must not change, in order and disjoint.
 
-    The spans are those of the protected elements and, where these do not overlap, of addresses, placeholders, etc.
+    The list has the spans of protected elements, and those of addresses, placeholders and the like. An address or the
+    like that overlaps a protected element is left out.
 
     Args:
         text: the text.
-        elements: the spans of the text that stand for protected elements, such as `<code>`.
-        text_settings: the setting `protect`: what else must not change.
+        elements: the spans of the characters that stand for protected elements, such as `<code>`.
+        text_settings: settings whose field `protect` names what else must not change.
     """
     found = find_protected(text, text_settings.protect)
     others = [span for span in found if not any(e.start < span.end and span.start < e.end for e in elements)]
@@ -223,17 +225,18 @@ class _Planner:
         return token._replace(texts=tuple(texts))
 
     def _parts(self, tokens: Sequence[Token], depth: int = 0) -> list[_MarkupPart]:
-        """Add a text with inline tags to the texts of the document, and return a list of the parts that represent it.
+        """Add a text with inline tags to the texts of the document, and return what stands for it.
 
         A row of elements, such as a menu's links, becomes one text for each element. A text with too many tags becomes
-        one for each string between them.
+        one text for each string between tags.
 
         Args:
             tokens: the strings and tags of the text.
-            depth: how many rows the text is nested in; a text in eight rows is not divided further.
+            depth: how many rows enclose the text. At a depth of eight, rows are not divided further.
 
         Returns:
-            The tags that stay and the index of each text; without words, the tokens as they are.
+            A list, in order, of the tokens that stay as they are and the indices of the added texts. For a text without
+            words, the result is the tokens.
         """
         first, last = _unwrapped(tokens)
         around = (list[_MarkupPart](tokens[:first]), list[_MarkupPart](tokens[last:]))
@@ -281,9 +284,10 @@ def _blocks(tokens: Iterable[Token], settings: MarkupSettings) -> Iterator[list[
 
 
 def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Yield the tokens of a text with inline tags as lists, divided at line breaks where no sentence goes on after one.
+    """Divide a text with inline tags at line breaks, and yield the tokens of each part as a list.
 
-    The line break is a list by itself. `non_splitting_tags` names line breaks at which a text is never divided.
+    The text is not divided at a line break in the middle of a sentence, nor at a tag in `non_splitting_tags`. A line
+    break that divides the text is a list by itself.
     """
     breaks = [index for index, token in enumerate(tokens) if token.kind == "break"]
     if not breaks:
@@ -304,9 +308,10 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
 
 
 def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
-    """Yield a text's tokens as lists, divided at marks without words between two sentences, such as note numbers.
+    """Divide a text at wordless tags between two sentences, and yield the tokens of each part as a list.
 
-    Such a mark, or an image, is a list by itself, so it stays at the end of its sentence.
+    Examples of such tags are note numbers and images. Each of them is a list by itself, and so stays between the
+    translated sentences.
     """
     fixed = OPENING_CODES | CLOSING_CODES | set(settings.non_splitting_tags)
     marks = {index for index, token in enumerate(tokens) if token.kind == "empty" and token.name not in fixed}
@@ -351,9 +356,10 @@ def _continues(line: str, following: str) -> bool:
 
 
 def _with_whole_messages(tokens: list[Token]) -> list[Token]:
-    """Return a text's tokens as a list in which each ICU message with branches, and tags in it, is one protected token.
+    """Return a text's tokens as a list in which each ICU message with branches is one protected token.
 
-    A message without an end in the text, or with only one of two tags, stays as it is.
+    The protected token includes the tags in the message. A message is not protected in two cases: its end is missing,
+    or it contains only one tag of a pair.
     """
     result: list[Token] = []
     waiting = list(reversed(tokens))
@@ -389,9 +395,9 @@ def _with_whole_messages(tokens: list[Token]) -> list[Token]:
 
 
 def _unwrapped(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the start and end index of a text's tokens without white space and elements around the whole text.
+    """Return the range of a text's tokens inside of outer white space and of elements around the whole text.
 
-    The end index is exclusive.
+    The range is (start index, end index); the end index is exclusive.
     """
     first, last = 0, len(tokens)
     while first < last:
@@ -506,13 +512,16 @@ _SPACED_SENTENCES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 
 
 def _gap(source_before: str, source: str, before: str, after: str) -> str:
-    """Return the text to insert between two translated texts: " " if they need a space there, otherwise "".
+    """Return the text to insert between two translated texts: " " if a space is needed there, otherwise "".
 
-    A space is needed if a source has a wide (East Asian) character where the texts meet, the first translation ends
-    with a letter, a digit, or a mark that a space follows, and the second starts with a letter or a digit.
+    A space is needed if three conditions hold:
+
+    * one of the sources has a wide (East Asian) character where the two sources meet;
+    * the first translation ends with a letter, a digit, or a mark that a space follows;
+    * the second translation starts with a letter or a digit.
 
     Args:
-        source_before: source of the first text, or its end.
+        source_before: source of the first text, or only the end of this source.
         source: source of the second text.
         before: translation of the first text.
         after: translation of the second text.
@@ -528,10 +537,10 @@ _TEMPLATE = re.compile(r"\{%.{1,1000}?%\}|\{\{.{1,1000}?\}\}|\{#.{1,1000}?#\}", 
 
 
 class _Escape:
-    """A function that escapes translated text in the way of its HTML or XML document.
+    """A function that escapes translated text in the same way as the source HTML or XML document.
 
-    A character that the document always writes as an entity is written as this entity, and template code such as `{% if
-    a > b %}` as it is in the document.
+    A character becomes an entity if the document always writes it as this entity. Template code, such as
+    `{% if a > b %}`, is written as it is in the document.
     """
 
     def __init__(self, tokens: Iterable[Token], settings: MarkupSettings) -> None:
@@ -590,8 +599,9 @@ def translate_markup(
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for the texts; None: the translator's defaults.
-        before: earlier texts of the document whose parts `documents` are, with their translations; None: each item is a
-            document of its own. Models with `data.context_before` read these texts as context.
+        before: pairs of an earlier text and its translation. If `before` is passed, even empty, all `documents` are
+            consecutive parts of one document. Models with `data.context_before` then read earlier texts as context.
+            None: each item is a document of its own.
 
     Returns:
         A list of the translated documents, in order.

@@ -84,7 +84,7 @@ class InlineNode:
             yield from child.elements()
 
     def leaves(self) -> Iterator["InlineNode"]:
-        """Yield the line breaks, the protected elements and the tags around no words in this element, at any depth."""
+        """Yield the line breaks, protected elements and single tags, such as images, in this element at any depth."""
         for child in self.children:
             if child.kind != "element":
                 yield child
@@ -114,8 +114,8 @@ class Block(NamedTuple):
     def located(self) -> list[Span]:
         """Return a list of the spans of the text that the model must align, so that `render` can put the tags back.
 
-        The spans are elements with words, and words beside which a tag stays; the latter only until there are 64 spans
-        in all. The spans are nested or disjoint, and each occurs once.
+        First come the spans of all elements with words, then the spans of words beside which a tag stays. Words are
+        left out after 64 spans in total. All spans are nested or disjoint, and each occurs once.
         """
         elements = [Span(node.start, node.end) for node in self.root.elements()]
         neighbors = (node.neighbor for node in self.root.leaves() if node.neighbor and node.kind != "protected")
@@ -157,9 +157,9 @@ def read_block(tokens: Sequence[Token], settings: MarkupSettings) -> Block | Non
 
 
 def _content(tokens: Sequence[Token]) -> tuple[int, int]:
-    """Return the start and end index of a text's tokens without white space and tags without words at its ends.
+    """Return the range of a text's tokens inside of outer white space and outer tags without words, as (start, end).
 
-    XLIFF's opening and closing codes are kept, as they may surround the text.
+    XLIFF's opening and closing codes at the ends stay inside of the range, as they may surround the text.
     """
     pairs = {token.pair for token in tokens if token.kind == "end"} & {t.pair for t in tokens if t.kind == "start"}
 
@@ -272,8 +272,8 @@ class _BlockTreeBuilder:
     def _put(self, character: str) -> None:
         """Append a character to the plain text, preceded by a space if the source has white space before it.
 
-        No space is added at the start of the text, or for a line break between letters of a script without spaces.
-        Before a closing mark, a space that only precedes a tag without words is left out, too (`word <img/>,`).
+        The space is left out at the start of the text, and for a line break between letters of a script without spaces.
+        It is also left out before a closing mark if the white space is only before tags without words (`word <img/>,`).
         """
         last = self._characters[-1] if self._characters else ""
         is_wrap = "\n" in self._space and last and joins_without_space(last, character)
@@ -286,9 +286,10 @@ class _BlockTreeBuilder:
         self._trailing.clear()
 
     def _add_leaf(self, token: Token) -> None:
-        """Add a protected element, a line break, or a tag without words or without a partner to the tree.
+        """Add a token without nested tokens to the tree.
 
-        A protected element also appends one character (`STAND_IN`) to the plain text.
+        It is a protected element, a line break, a tag without words, or a tag without a partner. For a protected
+        element, one character (`STAND_IN`) is appended to the plain text.
         """
         kinds: dict[str, Literal["protected", "break"]] = {"protected": "protected", "break": "break"}
         kind: Literal["protected", "break", "empty"] = kinds.get(token.kind, "empty")
@@ -323,9 +324,10 @@ def _trim(node: InlineNode, text: str, bounds: Span) -> None:
 
 
 def _find_neighbors(parent: InlineNode, text: str) -> None:
-    """Store in each node without words the word or element beside which it stays in the translation.
+    """Store in each single tag the word or element beside which the tag stays in the translation.
 
-    A node at the start or end of its parent gets no neighbor, only a side.
+    Single tags are line breaks, protected elements and tags without words. A tag at the start or end of its parent gets
+    only a side, and no neighbor.
 
     Args:
         parent: the element whose nodes, at any depth, are changed.
@@ -361,7 +363,7 @@ def _find_neighbors(parent: InlineNode, text: str) -> None:
 
 
 def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
-    """If the neighboring words of two nodes overlap, as in Chinese, make the two words one neighbor of both nodes."""
+    """Merge neighboring words of nodes that overlap, as in Chinese, so that both nodes have the merged neighbor."""
     spans = list(dict.fromkeys(node.neighbor.span for node in nodes if node.neighbor is not None))
     for one, other in pairwise(sorted(spans)):
         if other.start < one.end:
@@ -371,13 +373,15 @@ def _join_overlapping(nodes: Sequence[InlineNode]) -> None:
 
 
 def _nearest(text: str, gap: Span, element: InlineNode | None, *, from_end: bool = False) -> Neighbor | None:
-    """Return the first word or protected element in a gap between elements, as the `Neighbor` of a tag before it.
+    """Return the word or element that follows a tag in a text, as a `Neighbor`; None if nothing follows.
+
+    The first word or protected element in the gap is returned. If the gap has neither, the result is `element`.
 
     Args:
         text: the plain text.
-        gap: the span of the gap.
-        element: the inline element behind the gap, which is returned if the gap has neither; None: return None then.
-        from_end: return the last word or protected element instead, or else the element before the gap.
+        gap: the span between the tag and the next inline element, or the end of the tag's parent.
+        element: the next inline element; None: there is none.
+        from_end: search before the tag instead, backward. The gap and the element are then before the tag.
     """
     step = -1 if from_end else 1
     for index in range(gap.start, gap.end)[::step]:
@@ -494,10 +498,11 @@ class _Renderer:
         self.spans = {id(node): self._span_of(node) for node in block.root.elements()}
 
     def _span_of(self, node: InlineNode) -> Span:
-        """Return the span in the translation around which an inline element's tags are put.
+        """Return the span in the translation that an inline element's tags enclose.
 
-        The span is the aligned one, extended to the element's own protected elements. If protected elements of others
-        would lie in it, it is the longest part of the aligned span without them.
+        The span is the aligned span, extended to the protected elements inside of the element. This extended span must
+        not contain other protected elements. If it does, the result is the longest part of the aligned span without
+        them.
         """
         located = self.words[Span(node.start, node.end)]
         own = [span for offset, span in self.protected.items() if node.start <= offset < node.end]
@@ -542,11 +547,11 @@ class _Renderer:
         return written + self.rendering.escape(self.text[start:end])
 
     def _insertions(self, node: InlineNode, part: Span) -> list[_Insertion]:
-        """Return a list of an inline element's own tags and elements with their spans in the translation, in order.
+        """Return the nodes directly inside of an inline element as `_Insertion`, in the order of the translation.
 
         Args:
-            node: the element. Its protected elements are left out if they have a place in the translation.
-            part: its span in the translation.
+            node: the element. Protected elements in it that have a span in the translation are left out.
+            part: the element's span in the translation.
         """
         children = [
             (order, child)
@@ -576,9 +581,10 @@ class _Renderer:
     def _wordless(self, parent: InlineNode, element: InlineNode, part: Span, occupied: Sequence[Span]) -> Span:
         """Return the span in the translation at which to write an inline element without words, such as `<b>(!)</b>`.
 
-        The span covers the element's protected elements, or else the same signs if they occur once in the translation.
-        Otherwise the span is empty. It is at the start or end of `part` if the element is at that end of its parent,
-        else at the start of a word, about as far into `part` as the element is into its parent (relative to lengths).
+        The span covers the protected elements in the element. Without these, it covers the same signs if they occur
+        exactly once in `part`, outside of other elements. Otherwise the span is empty: at the start or end of `part` if
+        the element is at this end of its parent, else at the start of a word, about as far into `part` as the element
+        is into its parent.
 
         Args:
             parent: the element around it.
@@ -605,12 +611,14 @@ class _Renderer:
         return Span(position, position)
 
     def _free(self, goal: int, part: Span, occupied: Sequence[Span]) -> int:
-        """Return the offset of a word's start in a part of the translation, nearest to a goal, to put a tag there.
+        """Return the offset in the translation, near a goal, at which a tag can be put between words.
+
+        The offset is the start of a word in `part` or the end of `part`, whichever is nearest to the goal.
 
         Args:
             goal: the offset wished for.
-            part: the part, whose end is returned if no word starts in it nearer to the goal.
-            occupied: spans of elements, inside of which the tag must not be.
+            part: the span of the translation in which to search.
+            occupied: spans of elements. An offset inside of such a span is not returned.
         """
         starts = (part.start + match.start() for match in re.finditer(r"(?<!\w)(?=\w)", self.text[slice(*part)]))
         free = [position for position in starts if not any(span.start < position < span.end for span in occupied)]
@@ -665,14 +673,15 @@ class _Renderer:
         return self.spans.get(id(neighbor.element))
 
     def _past_comma(self, end: int, part: Span) -> int:
-        """Return the offset in the translation after the sign, such as a comma, that ends at an offset of the source.
+        """Return the offset after the comma in the translation that corresponds to a comma in the source.
 
-        The result is 0 if the sign does not end a clause, if the translation has another number of such signs than the
-        source, or if the offset is outside of `part`.
+        Other signs that end a clause count like commas. The n-th sign of the source corresponds to the n-th sign of the
+        translation. The result is 0 if source and translation have different numbers of signs, if no sign ends at
+        `end`, or if the offset is outside of `part`.
 
         Args:
-            end: the offset in the source.
-            part: the span in the translation of the element around the tag that follows the sign.
+            end: the offset in the source at which the comma ends.
+            part: the span of the translation in which the offset must be.
         """
         source_ends, ends = (
             [match.end() for match in _CLAUSE_ENDS.finditer(text)] for text in (self.block.text, self.text)
@@ -693,13 +702,14 @@ class _Renderer:
         return position
 
     def _spaced(self, insertion: _Insertion, part: Span) -> _Insertion:
-        """Return an insertion without words, moved or with spaces added so that spacing is as in the source.
+        """Return an insertion whose spaces around the tag are as in the source.
 
-        Spaces between words are added only if the target language uses them.
+        For this the position is moved, or spaces are added. Spaces are added between words only if the target language
+        uses them.
 
         Args:
-            insertion: the tag and its position in the translation.
-            part: the span in the translation of the element around it.
+            insertion: a tag without words, and its position in the translation.
+            part: the span in the translation of the element around the tag.
         """
         leaf, position, text = insertion.node, insertion.span.start, self.text
         spaced = self.rendering.spaced
@@ -727,13 +737,15 @@ class _Renderer:
 
 
 def _protected_targets(block: Block, text: str, known: Mapping[int, Span]) -> dict[int, Span]:
-    """Return the spans of protected elements in a translation, a dict by their offset in the source's plain text.
+    """Return a dict from the offset of each protected element in the source to its span in the translation.
+
+    The model's spans are used if they are complete and correct. Otherwise the elements are assumed to be in the order
+    of the source. An element without a character in the translation is then left out.
 
     Args:
         block: the source.
         text: the translation, with one character (`STAND_IN`) for each protected element.
-        known: their spans as the model reported them. If these are incomplete or wrong, the elements are assumed to be
-            in the order of the source, and those for which the translation has no character are left out.
+        known: the spans in the translation as the model reported them, by offset in the source.
     """
     offsets = [node.start for node in block.protected]
     found = {offset: known[offset] for offset in offsets if offset in known}

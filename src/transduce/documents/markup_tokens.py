@@ -195,9 +195,10 @@ def attribute_values(source: str) -> Iterator[tuple[str, int, int]]:
 def translatable_values(token: Token, settings: MarkupSettings) -> Iterator[tuple[int, int]]:
     """Yield (start, end), in a token's source, for each text in it that is translated.
 
-    Such texts are the attributes in `settings.attributes`, and the texts of an SVG image in HTML. An element that is
-    copied with its content has none. A protected token has only those of its HTML `<input>` tags. In HTML, `value` is a
-    text only in the `<input>` of a button, `label` in `<option>` and the like, and `content` in a `<meta>` description.
+    These texts are the values of `settings.attributes`, and in HTML the texts of SVG images. In HTML, `value` counts
+    only for buttons (`<input>`), `label` only in `<option>` and similar elements, and `content` only in a `<meta>`
+    description. An element that is copied with its content has no texts. A protected token has only those of its HTML
+    `<input>` tags.
     """
     opening = _MARKUP.match(token.source)
     if token.kind in ("text", "end") or opening is None:
@@ -344,10 +345,10 @@ def _scan(document: str, settings: MarkupSettings) -> Iterator[_Item]:
 
 
 def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
-    """Yield an `_Item` for a text between two tags, or several where markup other than tags stands in it.
+    """Divide the text between two tags at other markup, and yield an `_Item` for each part.
 
-    Such markup is formulas of LaTeX in HTML, and entities that HTML does not define in XML and XLIFF. With
-    `split_lines`, line breaks and tabs are, too.
+    Other markup is a LaTeX formula in HTML, and an entity unknown to HTML in XML and XLIFF. With `split_lines`, line
+    breaks and tabs count as markup, too.
     """
     is_html = settings.kind == "html"
     found = (_FORMULA if is_html else _ENTITY).finditer(source)
@@ -367,7 +368,7 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
 
 
 class _Outline(NamedTuple):
-    """The tree of a document's items: which tags belong together, and which elements contain words themselves."""
+    """The tree of a document's items (texts and tags): pairs of tags, parents, and the elements that have words."""
 
     partner: dict[int, int]
     """A dict from the index of a start tag to that of its end tag, and the other way around; single tags are left
@@ -444,11 +445,11 @@ class _Content:
         self._kinds |= inner._kinds | {"start"}
 
     def kind_without_words(self, settings: MarkupSettings) -> Kind | None:
-        """Return the kind of the single token that replaces an inline element if it has no words, with its content.
+        """Return the kind of the single token that replaces an inline element without words, including its content.
 
         Returns:
-            `protected` if the element contains a protected element and has no space at its ends, `empty` if it has no
-            text at all. None if the element keeps its tags: it has other text, or nested elements that keep their tags.
+            `protected` if the element contains a protected element and no white space at its ends; `empty` if it has no
+            text at all; None if the element keeps its tags.
         """
         if self._kinds - {"text", "empty", "protected"}:
             return None
@@ -555,11 +556,11 @@ class _MarkupReader:
         return end if is_copied else -1
 
     def _is_in_other_language(self, start: int, stop: int) -> bool:
-        """Return whether an element from one index to another has an attribute `lang` of another language.
+        """Return whether the element between two tags has text in another language, as its attribute `lang` says.
 
-        Pages are often labeled wrongly. So the label does not count if the text is clearly not in that language or,
-        except for a phrase in a sentence, not clearly in another language than the document. The label of a whole page
-        never counts.
+        Pages are often labeled wrongly. So the text must not be clearly in a language other than the label's. Outside
+        of sentences, it must also be clearly in another language than the document. The label of a whole page never
+        counts.
         """
         item, expected = self.items[start], self.settings.source_language
         language = _other_language(item.attributes, self.settings) if self._has_languages else None
@@ -572,11 +573,11 @@ class _MarkupReader:
         return is_clear and detect_other_language(text, language) is None
 
     def _is_phrase(self, index: int) -> bool:
-        """Return whether the element whose start tag has this index is part of a sentence, with words beside it."""
+        """Return whether the element with this start tag is part of a sentence: inline, with words beside it."""
         return self._is_inline(index) and any(outer in self.outline.has_text for outer in self._around(index))
 
     def _around(self, index: int) -> list[int]:
-        """Return a list of start-tag indices around an item: inline elements (at most 16), then the outer one or -1."""
+        """Return the start-tag indices of up to 16 inline elements around an item, then of the outer one, or -1."""
         found = [self.outline.parent[index]]
         while len(found) <= 16 and self._inline.get(found[-1], False):
             found.append(self.outline.parent[found[-1]])
@@ -591,11 +592,10 @@ class _MarkupReader:
         return _is_number_or_sign(text) and not _copies(item.name, item.attributes, self.settings)
 
     def _is_note(self, start: int, stop: int) -> bool:
-        """Return whether an inline element of HTML from one index to another is the number or sign of a note.
+        """Return whether the inline element of HTML between two tags is the number or sign of a note.
 
-        Such an element has the role of a note, is a raised link or a number in square brackets, or is a link that is a
-        number in round brackets. So is a link to a place in a page that is only a number or sign and directly follows a
-        word.
+        A number in square brackets is one, and so is a mark with the role of a note or in a raised link. A link may
+        also be a number in round brackets. A link to a place in a page may be any number or sign directly after a word.
         """
         if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE:
             return False
@@ -755,7 +755,7 @@ class _MarkupReader:
         return is_in_text and (name in _INLINE or name in _XLIFF_INLINE)
 
     def _is_in_sentence(self, index: int) -> bool:
-        """Return whether the element with this tag stands in a text without paragraphs, or in a `<p>` before words."""
+        """Return whether the element with this tag is in text outside of all blocks, or in a `<p>` before words."""
         outer = self._around(index)[-1]
         end = self.outline.partner.get(index, index) + 1
         is_followed = any(item.role == "text" and has_words(item.source) for item in self.items[end : end + 1])

@@ -1,4 +1,7 @@
-"""Read Office Open XML (Word, PowerPoint, Excel), and write it with translations, as the base for OpenDocument."""
+"""Read Office Open XML files (Word, PowerPoint, Excel), and write them with translations.
+
+`opendocument.py` builds on the classes of this module.
+"""
 
 import copy
 import re
@@ -105,7 +108,10 @@ _UNIMPORTANT = names_in(_W, "lang noProof")
 
 
 class _Leaf(NamedTuple):
-    """An XML element that is copied: one of a run (span of formatted text), or outside of runs if `run` is None."""
+    """An XML element that is copied to the translation, and the run (span of formatted text) that contains it.
+
+    `run` is None for an element outside of runs.
+    """
 
     run: Any
     element: Any
@@ -119,7 +125,7 @@ class _Container(NamedTuple):
 
 
 class _Format(NamedTuple):
-    """A formatting that differs from that of most text in its paragraph, given by a run (span of text) with it."""
+    """A formatting other than the usual one of the paragraph. A sample run (span of text) represents it."""
 
     run: Any
 
@@ -264,7 +270,10 @@ class _OpenXmlParagraph(Paragraph):
                 yield "leaf", None, child
 
     def _ruby_base(self, run: Any) -> Any:
-        """Return the element with the words below a pronunciation (ruby), or None if a run is not such words alone."""
+        """Return the element with the base text of a run's ruby (text with a pronunciation above it).
+
+        The result is None if the run has no ruby, or has other content too.
+        """
         parts = [part for part in run if part.tag not in (self.dialect.run_properties, *self.dialect.ignored)]
         return parts[0].find(f"{_W}rubyBase") if len(parts) == 1 and parts[0].tag == f"{_W}ruby" else None
 
@@ -314,9 +323,14 @@ class _OpenXmlParagraph(Paragraph):
         return bytes(etree.tostring(properties, method="c14n", exclusive=True))
 
     def _parts(self, atoms: Sequence["_Atom"], separators: set[Tag]) -> list[InlinePart]:
-        """Return a paragraph's content as a list of strings and inline tags; tags that end a text join `separators`.
+        """Return a paragraph's content as a list of strings and inline tags.
 
-        Text with the base formatting gets no tags. What each tag stands for is stored in `payloads`.
+        Text with the paragraph's most frequent formatting gets no tags. What each tag stands for is stored in
+        `payloads`.
+
+        Args:
+            atoms: the content as `_atoms` yields it.
+            separators: a set to which the tags that end a text are added.
         """
         parts: list[InlinePart] = []
         opened: list[int] = []
@@ -393,12 +407,15 @@ class _OpenXmlParagraph(Paragraph):
                 self.element.append(child)
 
     def _append_tag(self, tag: Tag, holders: list[Any], runs: list[Any]) -> None:
-        """Append an inline tag to the XML: as an element, or as start or end of a container or formatting.
+        """Append an inline tag of a translation to the paragraph's XML.
+
+        A tag without text appends the XML elements that it stands for. The tag of a container, such as a link, opens or
+        closes this container. The tag of a formatting, such as bold, starts or ends the formatting.
 
         Args:
             tag: the tag.
-            holders: the open elements that contain runs; the tag of a container, such as a link, adds or removes one.
-            runs: runs with the formatting of the open tags; a tag of formatting, such as bold, adds or removes one.
+            holders: a stack of the open elements that contain runs (spans of text); a container's tag changes it.
+            runs: a stack of runs with the current formatting; a formatting's tag changes it.
         """
         payload = self.payloads[tag.id]
         if isinstance(payload, list):
@@ -568,10 +585,10 @@ def _is_copied(container: Any) -> bool:
 
 
 def _is_text_field(instruction: str, result: str) -> bool:
-    """Return whether a Word field shows text to translate: a link, a table of contents, a form's text, or a copy.
+    """Return whether a Word field shows text to translate.
 
-    A copy repeats a caption, a heading, an entry of the index, or a text of the field itself (IF, QUOTE). The text of a
-    form and a copy must have a letter.
+    Links and tables of contents do. Form texts, index entries, references (REF) and fields with a text of their own
+    (IF, QUOTE) do if the text has a letter.
 
     Args:
         instruction: what the field does, such as `REF _Ref1`.
@@ -609,9 +626,11 @@ def document_of_archive(
 
     Args:
         archive: the archive.
-        files: those of its files that have texts.
-        others: returns the new bytes, by name, of more files that change if a text does; None: there are none.
-        formulas: the formulas of a spreadsheet, of which those that contain a translated text of a cell are reported.
+        files: the files in the archive that have texts.
+        others: a function that returns further files to write, as bytes by name. It is called only if a text changes;
+            None: there are none.
+        formulas: the formulas of a spreadsheet. Those that contain a translated cell text are stored in
+            `Document.text_formulas`.
     """
     files = list(files)
     units = [unit for file in files for paragraph in file.paragraphs for unit in paragraph.units]
@@ -639,7 +658,10 @@ _CELL_FILES = ("xl/sharedStrings.", "xl/worksheets/", "content.xml")
 
 
 def _formulas_with_texts(formulas: Iterable[str], files: Iterable[PartFile]) -> tuple[str, ...]:
-    """Return the formulas that contain a text of a cell; texts that translation keeps, as signs, do not count."""
+    """Return the formulas that contain, in quotation marks, the translatable text of a cell.
+
+    Cell texts that translation does not change do not count, such as signs.
+    """
     quoted = [(each, {text.replace('""', '"').casefold() for text in _QUOTED.findall(each)}) for each in formulas]
     sought = {text for _, texts in quoted for text in texts}
     paragraphs = (each for file in files if file.name.startswith(_CELL_FILES) for each in file.paragraphs)

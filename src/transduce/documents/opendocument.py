@@ -143,9 +143,10 @@ class _OpenDocumentParagraph(Paragraph):
             yield self._collapsed(child.tail)
 
     def _collapsed(self, text: str | None) -> str:
-        """Return a text (None: "") with white space as programs show it: one space, none at the start or after another.
+        """Return a text with white space as programs show it; None gives "".
 
-        Spaces that are always shown are XML elements, which this method does not see.
+        A sequence of white space becomes one space. It is left out at the start of the paragraph or after another
+        space.
         """
         if not text:
             return ""
@@ -192,7 +193,10 @@ class _OpenDocumentParagraph(Paragraph):
 
 
 def _holder(element: Any) -> Any:
-    """Return the XML element that holds the text of an OpenDocument element: itself, or of ruby the words alone."""
+    """Return the XML element that holds the text of an OpenDocument element.
+
+    The result is the base text for ruby (text with a pronunciation), and otherwise the element itself.
+    """
     base = element.find(_RUBY_BASE) if element.tag == _RUBY else None
     return element if base is None else base
 

@@ -285,7 +285,7 @@ def _join(lines: Sequence[str], syntax: Syntax) -> str:
 
 
 def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
-    """Return two lines without the tags by which a formatted span ends with the first and goes on in the second.
+    """Return two lines without the tags that end a formatted span and start an equal one after the line break.
 
     Lines without such tags are returned as they are.
     """
@@ -297,9 +297,9 @@ def _without_reopening(one: str, other: str, syntax: Syntax) -> tuple[str, str]:
 
 
 def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_SpeakerLines]]:
-    """Return a list of groups of `_SpeakerLines`, what speakers say in all cues in order; a group shares a sentence.
+    """Divide the lines of all cues into groups that are translated as one text each, and return the groups.
 
-    A group has segments of up to five consecutive cues, and is translated as one text.
+    A group is a list of `_SpeakerLines` that share a sentence, from up to five consecutive cues.
     """
     segments = [_segments(cue, syntax) for cue in cues]
     texts = [each[-1].inline.plain for each in segments if each and has_letters(each[-1].inline.plain)]
@@ -319,8 +319,12 @@ def _groups(cues: Sequence[Cue], syntax: Syntax) -> list[list[_SpeakerLines]]:
 def _goes_on(one: _SpeakerLines, other: _SpeakerLines, *, is_punctuated: bool) -> bool:
     """Return whether a sentence probably continues from one subtitle cue in the next.
 
-    A sentence ends before a dash, an opening bracket, the name of a speaker, another style, music, a cue without
-    letters, a pause of more than two seconds, or a cue that begins over half a second before the end of the first.
+    It never continues in these cases:
+
+    * the next cue starts with a dash, an opening bracket or the name of a speaker;
+    * the cues have different styles, or one of them is music or has no letters;
+    * the pause between the cues is over two seconds, or they overlap by over half a second.
+
     Otherwise punctuation and the case of the next letter decide.
 
     Args:
@@ -508,9 +512,9 @@ def cut(parts: Sequence[InlinePart], positions: Sequence[int]) -> list[list[Inli
 
 
 def _stripped(parts: list[InlinePart]) -> list[InlinePart]:
-    """Return a text's strings and tags as a list, without white space at its start and end, even inside of tags.
+    """Return a text's strings and tags as a list, without white space at the start and end of the text.
 
-    A formatted span that begins at the end of the text and has no content is removed, too.
+    White space is removed inside of tags too. An empty formatted span at the end is removed as well.
     """
     if len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-1].kind == "close":  # a span that begins at the cut
         while len(parts) > 1 and isinstance(parts[-1], Tag) and parts[-2] == Tag("open", parts[-1].id):
@@ -528,10 +532,10 @@ _MAX_BALANCED = 8  # lines
 
 
 def wrapped(parts: Sequence[InlinePart], width: int) -> list[list[InlinePart]]:
-    """Divide a text with tags into lines of about equal length, of at most `width` columns if the words allow it.
+    """Divide a text with tags into lines of about equal length.
 
-    A text that needs more than eight lines, or has a single word, is not divided, and a line of long words may be
-    wider. Formatted spans stay open over the line breaks.
+    A line has at most `width` columns, unless its words are too long. A text is not divided if it has a single word or
+    needs more than eight lines. Formatted spans stay open over line breaks.
 
     Args:
         parts: the strings and tags of the text.

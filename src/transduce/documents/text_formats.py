@@ -52,7 +52,12 @@ def line_joint(before: str, after: str) -> str:
 
 
 def join_wrapped(lines: Sequence[str]) -> str:
-    """Return the lines of a wrapped text joined to one, without white space and soft hyphens where they are joined."""
+    """Join the lines of a wrapped text, and return the text.
+
+    A space goes between two lines; in scripts without spaces nothing does. White space at both ends of each line is
+    removed, and so are blank lines. A soft hyphen at the end of a line is removed, and the two parts of the word are
+    joined directly.
+    """
     joined = ""
     for line in map(str.strip, lines):
         joint = line_joint(joined, line) if joined and line else ""
@@ -91,10 +96,15 @@ def _text(paragraph: Sequence[Line]) -> str:
 
 
 def _continues(paragraph: Sequence[Line], line: Line) -> bool:
-    """Return whether a line continues a wrapped paragraph, so that the two are translated as one text.
+    """Return whether a line continues a wrapped paragraph, so that both are translated as one text.
 
-    Such a line has no list mark, and has the indentation of the paragraph's second line. A second line itself may be
-    indented at most like the first one, or like the text behind the first one's list mark.
+    A line with a list mark does not. From the third line of a paragraph on, the line must be indented like the second
+    line. The second line has two choices: it is indented at most like the first line, or exactly like the text after
+    the first line's list mark.
+
+    Args:
+        paragraph: the lines of the paragraph so far.
+        line: the line that follows.
     """
     if _LIST_MARK.match(line.text):
         return False
@@ -369,12 +379,12 @@ def plural_rule(language: str) -> tuple[int, str] | None:
 
 
 def lacking_plural_forms(forms: Collection[str], language: str | None) -> frozenset[str]:
-    """Return a set of the plural forms for whole numbers that a language has, but a message lacks.
+    """Return a set of the plural forms that a language has for whole numbers and a message lacks.
 
-    The set is empty for a language whose forms are not known.
+    The set is empty for a language with unknown forms.
 
     Args:
-        forms: the forms of the message, such as `one`, `other` and `=0`; the exact numbers `=0`, `=1` and `=2` replace
+        forms: the forms of the message, such as `one`, `other` and `=0`. The exact numbers `=0`, `=1` and `=2` count as
             the forms `zero`, `one` and `two`.
         language: the language's code; None: unknown.
     """

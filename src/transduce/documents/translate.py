@@ -89,10 +89,11 @@ def translate_content(
     """Translate the texts of a document that was read, and return the bytes of the translated document.
 
     Args:
-        document: the document, whose texts are translated in groups of some thousand characters (`portions`).
+        document: the document. Its texts are translated in groups of up to 20,000 characters (`portions`).
         translate: a function that translates texts of one kind.
-        observe: called with the texts and translations of each group in order, those of `finished` too; None: nothing.
-        finished: translations of the first groups from an interrupted run; they are used, not translated again.
+        observe: a function called after each group with its texts and their translations; None: none. Groups of
+            `finished` are included.
+        finished: the translations of the first groups, from an interrupted run. These groups are not translated again.
     """
     translations: list[str] = []
     for number, portion in enumerate(portions(document.units)):
@@ -112,8 +113,11 @@ def translate_content(
 def document_notes(document: Document) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield (sentence, texts) for each thing that the user should check in a translated document.
 
-    A sentence is about a file that names another target language than the model's, a spreadsheet's formulas that name
-    translated texts, or XLIFF units that stay partly untranslated. The texts are these formulas or units.
+    The sentence says one of three things:
+
+    * The file names another target language than the model's. There are no texts.
+    * Formulas of a spreadsheet name translated texts. The texts are these formulas.
+    * XLIFF units stay partly untranslated. The texts are these units.
     """
     if document.other_language is not None:
         note = (
@@ -185,7 +189,11 @@ class ContextTexts:
     """
 
     def __init__(self, max_sentences: int) -> None:
-        """Start a document without earlier texts, for a model that reads up to `max_sentences` of them; 0: none."""
+        """Start a document that has no earlier texts yet.
+
+        Args:
+            max_sentences: how many earlier texts the model reads as context; 0: none.
+        """
         self.max_sentences = max_sentences
         self.before: list[tuple[str, str]] = []
         """A list of (text, translation) for the last texts of the document, without tags."""
@@ -217,9 +225,13 @@ class ModelTexts(ContextTexts):
         glossary: GlossaryLike = None,
         text_settings: TextSettings | None = None,
     ) -> None:
-        """Store the translator, and its settings and glossary for all texts of the document.
+        """Store the translator, with the settings and the glossary for all texts of the document.
 
-        For search and text settings, None stands for the translator's own; without a glossary, no terms are required.
+        Args:
+            translator: the model.
+            search: search settings; None: the translator's own.
+            glossary: terms that must be translated as specified; None: none.
+            text_settings: settings for texts; None: the translator's own.
         """
         super().__init__(0 if translator.document_context is None else translator.document_context.before)
         self.translator = translator
@@ -399,20 +411,20 @@ def write_translated(
 ) -> None:
     """Translate a document and write it, so that an interrupted translation can be resumed.
 
-    Finished translations are stored in the file `PATH.partial` beside it. That file is deleted at the end, and after an
-    error if it has no translation yet.
+    Finished translations are stored beside the document in the file `PATH.partial`. The file is deleted at the end.
+    After an error it stays, unless it has no translations yet.
 
     Args:
         document: the document that was read.
-        path: the file to write; of a symbolic link, the file that it leads to is replaced.
+        path: the file to write. If it is a symbolic link, the link's target is replaced.
         translate: translates texts.
-        identity: bytes that represent all that determines the translation; a resumed translation needs equal ones.
+        identity: bytes that represent all that determines the translation. A resumed translation needs equal bytes.
         resume: continue an interrupted translation, if there is one.
         observe: called with each group of texts and their translations, those of the interrupted run too.
 
     Raises:
-        TransduceError: there is an interrupted translation and `resume` is False, or it is of another document, or
-            another process writes the file.
+        TransduceError: another process writes the file, or an interrupted translation exists that cannot be continued:
+            `resume` is False, its file is damaged, or it is of another document or has other settings.
     """
     path = path.resolve() if path.is_symlink() else path
     identity += msgspec.json.encode(document.units)
@@ -447,7 +459,10 @@ class _Store:
             write_file(self.path, msgspec.json.encode(digest) + b"\n")
 
     def __enter__(self) -> Self:
-        """Return this store; the end of the ``with`` block deletes its file, unless an error leaves translations."""
+        """Return this store.
+
+        Its file is deleted at the end of the `with` block, except after an error with translations stored.
+        """
         return self
 
     def __exit__(

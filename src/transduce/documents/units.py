@@ -222,10 +222,14 @@ def split_at(parts: Sequence[InlinePart], separators: Collection[Tag]) -> list[I
 def find_nested_ranges(
     parts: Sequence[InlinePart], range_of: Callable[[Tag], tuple[Hashable, bool] | None]
 ) -> dict[Tag, Tag]:
-    """Return the pairs of empty tags that enclose words, such as both ends of a comment, as a dict from start to end.
+    """Find the pairs of empty tags that enclose words, and return them as a dict from start tag to end tag.
 
-    Ranges that cross another range or a formatted span are left out. `range_of` returns, for a tag of a range, a key
-    that its two ends share and whether the tag is the start; None for other tags.
+    An example is the range of a comment. A range that crosses another range or a formatted span is left out.
+
+    Args:
+        parts: the strings and tags of the text.
+        range_of: a function that returns (key, is_start) for a tag of a range, and None for other tags. Both ends of a
+            range have the same key.
     """
     found: dict[Tag, Tag] = {}
     opened: list[tuple[Hashable, Tag, int]] = []  # key, tag and index of each start
@@ -262,10 +266,10 @@ def joined_parts(parts: Iterable[InlinePart]) -> list[InlinePart]:
 
 
 def _core(parts: Sequence[InlinePart]) -> tuple[int, int]:
-    """Return the index of the first part to translate in a list of strings and tags, and the index after the last.
+    """Return the range of strings and tags to translate, without white space and tags around all words.
 
-    Outside of this range are white space, elements without text, and tags that stand before, after or around all words;
-    tags inside of it are balanced. Without words or objects the range is empty.
+    The range is (start index, end index); the end index is exclusive. Elements without text at its ends are left out,
+    too. Tags within the range are balanced. Without words or objects the range is empty.
     """
     partner: dict[int, int] = {}
     opened: dict[int, int] = {}
@@ -400,11 +404,12 @@ class TextFile:
         Args:
             content: the bytes; a byte order mark decides the encoding.
             encoding: encoding of a file without a byte order mark.
-            is_markup: the file is HTML or XML, where characters that the encoding lacks are written as references
-                such as `&#8364;`; without it they are an error.
+            is_markup: the file is HTML or XML. A character that the encoding lacks is then written as a reference such
+                as `&#8364;`. In other files it is an error.
 
         Raises:
-            TransduceError: the bytes are not text in this encoding.
+            TransduceError: the bytes are not text in this encoding, the encoding is unknown, or the bytes seem to be
+                UTF-16 or UTF-32 without a byte order mark.
         """
         encoding_16 = wide_encoding(content) if encoding == "utf-8" else None
         if encoding_16 and not content.startswith(tuple(mark for mark, _ in _MARKS)):
@@ -526,7 +531,10 @@ _FORMULA_END = re.compile(rf"(?<!{_SPACED})(?<![\u0300-\u036f]){_FORMULA}\Z")
 
 
 def is_note_mark(text: str, *, is_link: bool) -> bool:
-    """Return whether an element's text is only the mark of a note: a number such as `[1]`, or in a link `(2)`."""
+    """Return whether a text is the mark of a note: a number in square brackets, or a link's number in round brackets.
+
+    Examples are `[1]` and `(2)`.
+    """
     return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
 
 
@@ -540,10 +548,10 @@ def is_mark_a_word(before: str) -> bool:
 
 
 def is_after_word(before: str) -> bool:
-    """Return whether the text before a number in a link allows the number to be the mark of a note, without brackets.
+    """Return whether the text before a linked number ends in a way that the number can be the mark of a note.
 
-    The text must end with a word, or with punctuation. The result is False after scripts without spaces, in which the
-    number may be a word.
+    The text must end with a word or with punctuation. The result is False after a script without spaces, since the
+    number may be a word there.
     """
     last = before[-1:] or " "
     is_end = is_word_character(last) or last in f"{SENTENCE_MARKS},;\"'”’»)]}}،"

@@ -67,10 +67,12 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def read_xliff(source: Source) -> Document:
-    """Read an XLIFF file as a `Document`, whose units are the segments without a translation, or all with `overwrite`.
+    """Read an XLIFF file as a `Document`, whose units are the segments without a translation.
 
-    Translations are written as `target` elements, and the target language where it is missing. Segments without a
-    letter or with `translate="no"` are left out. `kept_units` lists units kept although a segment lacks a translation.
+    With `overwrite`, the units are all segments. Segments without a letter or with `translate="no"` are left out.
+
+    Translations are written as `target` elements. The target language is added where it is missing. If a segment lacks
+    a translation but cannot get one, its unit stays as it is, and `Document.kept_units` lists the unit.
 
     Raises:
         TransduceError: the file is damaged or not XLIFF.
@@ -156,9 +158,10 @@ def _has_text(content: str) -> bool:
 
 
 def _state_edits(file: TextFile, element: _Element) -> Iterator[Edit]:
-    """Yield the `Edit` by which a new translation counts as unreviewed; none if it does.
+    """Yield the `Edit` of the attribute by which a new translation counts as unreviewed.
 
-    An XLIFF 2 segment gets the state `translated`, and the attribute `approved` of an XLIFF 1.2 unit becomes `no`.
+    Nothing is yielded if the attribute needs no change. In XLIFF 2, the state of a segment becomes `translated`. In
+    XLIFF 1.2, the attribute `approved` of a unit becomes `no`.
     """
     expression, new = (r"state\s*=\s*[\"'](initial|reviewed|final)", "translated")
     if element.name == "trans-unit":
@@ -175,9 +178,11 @@ _MAX_INDENTATION = 400  # columns
 def _edit_segment(file: TextFile, element: _Element, *, overwrite: bool) -> Edit | None:
     """Return the `Edit` that writes the translation of an XLIFF segment's source into its `target`.
 
-    A missing `target` is added after the source, with the same indentation. A state of the target
-    such as `new` or `final` becomes `needs-review-translation`. In a target that is divided into segments, segments
-    that have a translation stay; the result is None if translations of the others cannot be added.
+    A missing `target` is added after the source, with the same indentation. A state such as `new` or `final` in the
+    target becomes `needs-review-translation`.
+
+    A target with a translation stays as it is without `overwrite`. If it is divided into segments, only the missing
+    translations are added. The result is None if this is not possible.
 
     Args:
         file: the XLIFF file.
@@ -277,12 +282,18 @@ def _segments(content: str) -> list[_XliffSegment]:
 def _edit_open_segments(
     file: TextFile, element: _Element, source: str, segments: Sequence[_XliffSegment]
 ) -> Edit | None:
-    """Return the `Edit` that adds the missing translations to a `target`, whose translated segments stay.
+    """Return the `Edit` that adds missing translations to a `target` with translated segments.
 
-    Segments are matched by their `mid`. The target stays as it is if no segment matches, if source segments share a
-    `mid`, or if a segment is missing that could get to the wrong side of an inline tag, because there is more than
-    white space around segments. The result is then an edit without units. It is None, however, if the target is divided
-    into segments and fewer of these have a translation than segments of the source have letters.
+    Segments of source and target are matched by their `mid`. The result is an edit without units, which changes
+    nothing, in three cases:
+
+    * no segment matches;
+    * source segments share a `mid`;
+    * the target lacks a segment, and the text between segments is not only white space, so that the place of the
+      segment among inline tags is not known.
+
+    In these cases, the result is None instead if the target has segments and fewer translated ones than the source has
+    segments with letters.
 
     Args:
         file: the XLIFF file.

@@ -103,7 +103,10 @@ class ForecastReport(msgspec.Struct, frozen=True, kw_only=True):
         return last if self.season == 1 else f"last season {getattr(errors, f'season_{measure}'):.4g}, {last}"
 
     def _better(self, measure: str) -> str:
-        """Return words for the baseline with the lower error, or for the better one of each series if these differ."""
+        """Return words for the baseline with the lower error.
+
+        If this is not the same baseline for all series, the words are for the better baseline of each series.
+        """
         season, last = f"repeating the last {self.season} points", "repeating the last value"
         best = {_best(errors, measure)[0] for errors in self.series.values()}
         if self.season == 1 or best == {"last"}:
@@ -139,10 +142,12 @@ def repeat_season(past: Numbers, steps: int, season: int) -> Numbers:
 def find_season(*segments: Numbers) -> int:
     """Return the length of a series' season in points, at least 2, by autocorrelation; 1 if there is none.
 
-    A season is a peak of the autocorrelation that stands out from that of noise, with low values before and after it,
-    and it occurs at least three times in the longest segment. A straight line is removed from each segment first, so
-    that a trend does not count as a season. If the level wanders, the season is found in the differences of neighboring
-    points. For several series the mean autocorrelation is used.
+    A season is a peak of the autocorrelation that stands out from noise, with low values before and after it. It must
+    occur at least three times in the longest segment.
+
+    A straight line is removed from each segment first, so that a trend does not count as a season. If the level
+    wanders, the season is found in the differences of neighboring points. For several series the mean autocorrelation
+    is used.
 
     Args:
         segments: the points of C series, one or more arrays (N, C); points are not compared across the borders of

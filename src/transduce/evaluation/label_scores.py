@@ -66,10 +66,10 @@ class AccuracyReport(msgspec.Struct, frozen=True, kw_only=True):
         return f"{accuracy}, macro F1 {self.macro_f1:.2f} %"
 
     def table(self) -> str:
-        """Return a text table with a line of scores for each label, and a confusion table for at most 20 labels.
+        """Return a text table with a line of scores for each label, and a confusion table below.
 
-        If the labels are too long for columns of the confusion table, their numbers head the columns; if the table is
-        too wide even so, it is left out.
+        In the confusion table, numbers head the columns if the labels are too long. The confusion table is left out for
+        more than 20 labels, and if it is too wide even with numbers.
         """
         labels = [shortened(each.label, _LABEL_COLUMNS) for each in self.labels]
         numbers = [""] * len(labels)
@@ -381,13 +381,13 @@ def score_tree(predicted: Tree | None, reference: Tree, settings: BracketSetting
     """Compare the predicted tree of a sentence with the reference's.
 
     Args:
-        predicted: the predicted tree; None, or a tree over other words, has no right bracket.
+        predicted: the predicted tree. None, or a tree over other words, counts as invalid and has no right bracket.
         reference: the treebank's tree.
         settings: which words and brackets count.
 
     Returns:
-        The sentence's `BracketCounts`, and its length in words with punctuation. If the reference has no words but
-        traces, the length is 0 and no brackets are counted; a predicted tree then counts as invalid.
+        The sentence's `BracketCounts`, and its length in words with punctuation. A reference that has only traces gives
+        length 0 and no brackets. Any predicted tree then counts as invalid.
     """
     tree = None if predicted is None else clean(predicted)
     gold = clean(reference)

@@ -44,8 +44,8 @@ class TokenizerChoice(msgspec.Struct, frozen=True):
 def tokenizer_for(language: str | None) -> str:
     """Return the name of sacreBLEU's tokenizer for a language code such as `zh`, `zh_CN`, `zho_Hans` or `en`.
 
-    The result is "13a" for most languages, unknown codes and None, and "char" for Japanese and Korean if the segmenter
-    of the language is not installed.
+    The result is "13a" for most languages, unknown codes and None. It is "char" for Southeast Asian languages and
+    Tibetan, and for Japanese and Korean without an installed segmenter.
     """
     return fitting_tokenizer(language).name
 
@@ -53,8 +53,8 @@ def tokenizer_for(language: str | None) -> str:
 def fitting_tokenizer(language: str | None) -> TokenizerChoice:
     """Return the `TokenizerChoice` of sacreBLEU's tokenizer for a language code.
 
-    The tokenizer is "13a" for most languages, unknown codes and None. If the segmenter of Japanese or Korean is not
-    installed, the tokenizer is "char", and the choice has a reason.
+    The tokenizer is "13a" for most languages, unknown codes and None. It is "char" for Southeast Asian languages and
+    Tibetan. It is "char" for Japanese and Korean without an installed segmenter, too; the choice then has a reason.
     """
     code = languages.short_code(language or "")
     if code in languages.CHINESE:
@@ -280,8 +280,15 @@ def make_metrics(tokenizer: str, *, lowercase: bool, references: Sequence[str] |
 def mean_words_per_line(lines: Sequence[str], target_language: str | None, tokenize: str | None = None) -> float:
     """Return the mean number of words of lines, which shows whether they are long enough for BLEU's 4-grams.
 
-    Only the first 1,000 lines are read, and blank ones are skipped; infinity if there are no others. sacreBLEU's
-    tokenizer `tokenize` divides words; None: the one that fits the language.
+    Only the first 1,000 lines are read. Blank lines are skipped; if all are blank, the result is infinity.
+
+    Args:
+        lines: the lines.
+        target_language: language code of the lines; None: unknown.
+        tokenize: sacreBLEU's tokenizer, which divides lines into words; None: the one that fits the language.
+
+    Raises:
+        TransduceError: the tokenizer does not exist, is not installed or would be downloaded.
     """
     counted = [line for line in one_line_each(lines[:COUNTED_LINES]) if line.strip()]
     if not counted:
@@ -291,7 +298,9 @@ def mean_words_per_line(lines: Sequence[str], target_language: str | None, token
 
 
 def aligned_lines(lines: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """Check that lists of lines correspond one by one; return a list of them, with spaces for inner line feeds.
+    """Check that lists of lines correspond one by one, and return a list of them.
+
+    Spaces replace line feeds within lines.
 
     Args:
         lines: the lists by names such as "hypotheses", which error messages use.
@@ -335,9 +344,10 @@ def one_line_each(lines: Sequence[str]) -> list[str]:
 
 
 def exact_matches(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> list[bool]:
-    """Return whether each hypothesis equals its reference, ignoring white space at the ends, and case if `lowercase`.
+    """Return a list of whether each hypothesis equals its reference.
 
-    Both are compared in Unicode's composed form (NFC). Pairs of two blank lines do not count.
+    Texts are compared in Unicode's composed form (NFC), without white space at the ends, and without case if
+    `lowercase`. A pair of blank lines is not a match.
     """
     fold = str.lower if lowercase else str
     pairs = zip(map(compose, hypotheses), map(compose, references), strict=True)
@@ -361,10 +371,15 @@ def find_warnings(
     choice: TokenizerChoice,
     target_language: str | None,
 ) -> tuple[str, ...]:
-    """Return a tuple of sentences that warn the user of what may make scores misleading; empty if nothing is found.
+    """Return sentences that warn the user of what may make scores misleading; an empty tuple if nothing is found.
 
-    Examples are a BLEU tokenizer (`choice`) that does not fit the language, very short references, and empty or
-    tokenized lines. `systems` has the lines of each system, by a name such as "hypotheses" that the sentences use.
+    Examples are a BLEU tokenizer that does not fit the language, very short references, and empty or tokenized lines.
+
+    Args:
+        systems: the lines of each system, by a name such as "hypotheses" that the sentences use.
+        references: the reference of each line.
+        choice: the BLEU tokenizer of the scores.
+        target_language: language code of the references; None: unknown.
     """
     named = {**systems, "references": references}
     scored = _count_scored(*named.values())
@@ -569,11 +584,11 @@ def count_variants(
     tokenize: str | None = None,
     lowercase: bool = False,
 ) -> tuple[Variant, ...]:
-    """Compute BLEU of translations in several ways: other tokenizers, other treatment of case, and hyphens as words.
+    """Compute BLEU of translations in several ways, and return a `Variant` for each way, as a tuple.
 
-    The result is a tuple of `Variant`, one for each way. English-German scores of "Attention Is All You Need" count
-    hyphens as words (`##AT##-##AT##` in GNMT and Tensor2Tensor); this way is left out for tokenizers that do not split
-    at spaces.
+    The ways are the other treatment of case, other tokenizers, and hyphens as words. The English-German scores of
+    "Attention Is All You Need" count hyphens as words (`##AT##-##AT##` in GNMT and Tensor2Tensor). This way is left out
+    for tokenizers that do not split at spaces.
 
     Args:
         hypotheses: translations.

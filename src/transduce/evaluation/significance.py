@@ -37,17 +37,18 @@ CHRF_BETA_SQUARED = 4
 def bootstrap_differences(
     systems_a: Sequence[Floats], systems_b: Sequence[Floats], formula: Formula, *, resamples: int, seed: int
 ) -> Floats:
-    """Return the differences B - A of two groups' mean scores on random test sets that are drawn with replacement.
+    """Return the differences B - A of two groups' mean scores on random test sets.
 
-    This is paired bootstrap resampling (Koehn 2004): all systems get the same sentences. A group has one system or
-    several, such as runs with different seeds, whose scores are averaged.
+    This is paired bootstrap resampling (Koehn 2004): each test set is N sentences drawn with replacement, the same for
+    all systems. A group has one or several systems, such as runs with different seeds. The score of a group is the mean
+    of its systems' scores.
 
     Args:
-        systems_a: K counts of each sentence by each system of group A, (N, K), whose sums over sentences determine the
-            system's score.
-        systems_b: the same counts of group B.
+        systems_a: an array (N, K) for each system of group A: K counts of each of N sentences, whose sums over the
+            sentences determine the system's score.
+        systems_b: the same for group B.
         formula: computes scores (R,) from sums of counts (R, K).
-        resamples: the number R of test sets, each of N sentences.
+        resamples: the number R of test sets.
         seed: the random seed.
 
     Returns:
@@ -176,13 +177,14 @@ def chrf_from_counts(counts: Floats) -> Floats:
 
 
 def _rows_at_once(resamples: int, sentences: int) -> Iterator[int]:
-    """Yield how many random test sets are drawn at once, so that at most 4,000,000 draws (32 MB) are in memory.
+    """Divide the test sets to draw into batches, and yield the size of each batch.
 
-    The numbers add up to `resamples`, and do not affect the random draws.
+    A batch has at most 4,000,000 draws (32 MB), or 32 test sets if these have more draws. The division does not affect
+    the random draws.
 
     Args:
-        resamples: number of test sets.
-        sentences: number of sentences of each.
+        resamples: number of test sets; the sum of the sizes.
+        sentences: number of draws of each test set.
     """
     # numpy draws 32 bits from one random number and discards unused ones after each call.
     max_rows = max(1, MAXIMUM_DRAWS // sentences // 32) * 32
@@ -455,7 +457,7 @@ def standard_error(contributions: Sequence[float]) -> float | None:
 
 
 def describe(metric: MetricName, trial: PairedTrial, difference: float, p: float, *, standard_error: float) -> str:
-    """Return a verdict on two systems in a sentence: which one is better, that the difference may be chance, or is 0.
+    """Return a verdict in a sentence: one system is better, the difference may be chance, or there is none.
 
     Args:
         metric: the metric's name.
@@ -481,16 +483,16 @@ def describe(metric: MetricName, trial: PairedTrial, difference: float, p: float
 
 
 def describe_needed(difference: float, standard_error: float, *, sentences: int, differing: int) -> str:
-    """Return a clause with the number of sentences of a test set on which the difference would be significant.
+    """Return a clause with the size of a test set on which the difference of two systems would be significant.
 
-    The standard error falls with the square root of the test set's size. If that number cannot be told, the clause says
-    why.
+    The size is in sentences; the standard error falls with its square root. If the size cannot be estimated, the clause
+    says why.
 
     Args:
         difference: the observed difference of two systems' scores.
         standard_error: the difference's standard error on this test set.
-        sentences: number of sentences of the test set.
-        differing: how many of them the systems translate differently.
+        sentences: number of sentences of this test set.
+        differing: how many of its sentences the systems translate differently.
     """
     if differing < MIN_DIFFERING:
         return f"they differ in {count_noun(differing, 'sentence')}, and fewer than {MIN_DIFFERING} cannot decide"

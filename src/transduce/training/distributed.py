@@ -4,6 +4,7 @@
 """
 
 import datetime
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -19,14 +20,16 @@ from transduce.process_environment import launched_ranks
 
 T = TypeVar("T")
 
-# One process may prepare a corpus or validate for hours, while the others wait for it.
+# One process may prepare a corpus or validate for hours, while the others wait for it. Within a step none has more to
+# do than another, so that one that keeps the others waiting hangs.
 _MAX_WAIT = datetime.timedelta(days=7)
+_MAX_WAIT_IN_STEP = datetime.timedelta(minutes=30)
 # Gradients lie on GPUs; the few numbers that processes must agree on lie on the CPU, which NCCL does not support.
 _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
-    """A group of data-parallel processes that train one model, as one of them sees it: its rank and their number."""
+    """The group of data-parallel processes that train one model: their number, and the rank of this process."""
 
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank
@@ -40,7 +43,7 @@ class Processes:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return a list of each value's sum over all processes, in float64; every process must call this."""
+        """Return a list of each value's sum over all processes, in float64; all must call this within 30 minutes."""
         if self.count == 1:
             return list(values)
         total = torch.tensor(values, dtype=torch.float64, device="cpu")
@@ -48,7 +51,9 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def broadcast(self, value: T, kind: type[T]) -> T:
-        """Return the first process's value in every process; all must call this, and wait up to seven days.
+        """Send the first process's value to all processes, and return it in each.
+
+        All processes must call this method, and wait for each other for up to seven days.
 
         Args:
             value: a value that can be written as JSON; only that of the first process counts.
@@ -88,7 +93,9 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """Connect to the other processes that `torchrun` started; return the group, which has one process if none did.
+    """Connect to the other processes that `torchrun` started, and return the group.
+
+    If `torchrun` did not start this process, the group contains only this process.
 
     Args:
         device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
@@ -100,7 +107,9 @@ def join_processes(device: str) -> Processes:
     if ranks.world_size > 1 and not dist.is_initialized():
         if device.startswith("cuda"):
             torch.cuda.set_device(ranks.local_rank)
-        dist.init_process_group(_GPU_BACKENDS if device.startswith("cuda") else "gloo", timeout=_MAX_WAIT)
+        backends = _GPU_BACKENDS if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backends, timeout=_MAX_WAIT_IN_STEP)
+        _group_with_long_timeout()  # while all processes are here: to create it also takes all
     return Processes(ranks.rank, ranks.world_size, local_rank=ranks.local_rank, local_count=ranks.local_world_size)
 
 
@@ -111,13 +120,15 @@ def current_processes() -> Processes:
 
 @contextmanager
 def explain_lost_processes() -> Iterator[None]:
-    """Replace errors of lost connections in the body of `with` by one message, which only the first process shows.
+    """Replace errors of lost connections between processes, raised in the body of `with`, by a message.
 
-    A lost connection means that another process has ended. With a single process, errors pass unchanged.
+    If another process has ended, only the first process shows the message. If another process hangs, each process that
+    has waited in vain shows a message, since the first one may be the one that hangs. Other errors, and errors of a
+    single process, pass unchanged.
 
     Raises:
-        TransduceError: in the first process.
-        SystemExit: in the others, without a message.
+        TransduceError: another process has ended (raised in the first process), or hangs.
+        SystemExit: another process has ended (raised in all but the first), without a message.
     """
     try:
         yield
@@ -125,6 +136,12 @@ def explain_lost_processes() -> Iterator[None]:
         processes = current_processes()
         if processes.count == 1 or not _is_lost_connection(error):
             raise
+        if _TIMEOUT.search(str(error)):
+            raise TransduceError(
+                f"Process {processes.rank} of {processes.count} (counted from 0) waited in vain for another one, which "
+                "hangs or cannot be reached. See what the other processes and their machines do, then continue with "
+                "--resume."
+            ) from error
         if not processes.is_first:
             raise SystemExit(1) from error
         raise TransduceError(
@@ -133,9 +150,13 @@ def explain_lost_processes() -> Iterator[None]:
         ) from error
 
 
-def _is_lost_connection(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, dist.DistBackendError) or "connection" in text or "gloo" in text
+# Gloo raises plain runtime errors, which begin with the place in its source code.
+_GLOO_ERROR = re.compile(r"gloo[/\\]transport[/\\]|connection\s(closed|reset)\sby\speer", re.IGNORECASE)
+_TIMEOUT = re.compile(r"timed?\s?out", re.IGNORECASE)
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or _GLOO_ERROR.search(str(error)) is not None
 
 
 @cache
