@@ -89,7 +89,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class _Fork:
     """A record of whether this process was forked from one that ran compute threads.
 
-    A forked process has none of its parent's threads, and OpenMP would wait for them forever (GCC's bug 52303).
+    A fork has none of its parent's threads. OpenMP would wait for them forever (GCC's bug 52303).
     """
 
     had_threads = False
@@ -123,8 +123,8 @@ def detect_machine(device: str = "auto", threads: int | None = None) -> Machine:
         threads: number of compute threads; None: `OMP_NUM_THREADS`, or else all cores that this process may use.
 
     Raises:
-        TransduceError: the device does not exist, or the number of threads is out of range. A process forked from one
-            with compute threads can have only one.
+        TransduceError: the device does not exist, `threads` is no whole number in range, or `threads` is greater than 1
+            in a process that was forked from one with compute threads.
     """
     threads = None if threads is None else as_integer(threads, "threads", minimum=1, maximum=_MAX_THREADS)
     if _Fork.in_child:
@@ -227,9 +227,10 @@ def _cgroup_limit(root: Path) -> int | None:
 
 
 def usable_memory() -> int:
-    """Return the bytes of memory that this process may use: the machine's, or the cgroup's limit if it is lower.
+    """Return the bytes of memory that this process may use.
 
-    Windows reports none, so 4 GiB are assumed.
+    This is the machine's memory, or the cgroup's limit if the limit is lower. On Windows, which reports neither, the
+    result is 4 GiB.
     """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -273,10 +274,11 @@ _GROUP_FILES = (
 
 
 def _available(root: Path, *, address_space: bool) -> int | None:
-    """Return the bytes of memory that are left to this process, by Linux's files below `root`; None without any.
+    """Return the bytes of memory that are left to this process, from Linux's files below the folder `root`.
 
-    Figures are the machine's available memory, the limits of control groups and, with `address_space`, the limit of the
-    address space; the result is the lowest. On Windows there is none.
+    The result is the lowest of the machine's available memory, what is left below the limits of control groups and, if
+    `address_space` is true, what is left below the limit of the address space. It is None if no file gives a number, as
+    on Windows.
     """
     found = []
     try:

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from transduce.errors import TransduceError
-from transduce.interop.word_vectors import fill_embeddings, read_word_vectors, vector_width
+from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, ImportedVocabularyRecord
+from transduce.interop.hugging_face.token_pipelines import (
+    ByteLevelBpeRecord,
+    CharacterBpeRecord,
+    TokenizationRecord,
+    TokenizerJson,
+    WordListRecord,
+    WordPieceRecord,
+)
+from transduce.interop.word_vectors import fill_embeddings, match_vectors, read_word_vectors, vector_width
 from transduce.text.tokenizer import Tokenizer
 
 WORDS = {"I": [1.0, 0.0, 2.0], "tea": [0.0, 3.0, 0.5], "，": [-1.0, 2.0, 2.0], "zebra crossing": [5.0, 5.0, 5.0]}
@@ -93,8 +102,10 @@ def test_binary_word2vec_files_are_read(line_feeds: bool, tmp_path: Path) -> Non
 
 def test_each_token_that_is_a_word_gets_the_vector_of_that_word(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     vocabulary = small_tokenizer.source
-    words = [vocabulary.token(id).lstrip("▁") for id in range(vocabulary.size)]
-    known = sorted({word for word in words[3:] if word})[:20]
+    tokens = [vocabulary.token(id) for id in range(vocabulary.size)]
+    words = [token.removeprefix("▁") for token in tokens]
+    is_word = [token.startswith("▁") or not token.isascii() or not token.isalnum() for token in tokens]
+    known = sorted({word for word, each in zip(words[3:], is_word[3:], strict=True) if word and each})[:20]
     path = tmp_path / "glove.txt"
     path.write_text("".join(f"{word} {number} 1 2\n" for number, word in enumerate(known)), "utf-8")
     weight = torch.randn(vocabulary.size, 3)
@@ -103,9 +114,55 @@ def test_each_token_that_is_a_word_gets_the_vector_of_that_word(small_tokenizer:
     rows = [row for row in range(3, vocabulary.size) if not torch.equal(weight[row], before[row])]
     assert [weight[row].tolist() for row in rows] == [[float(known.index(words[row])), 1.0, 2.0] for row in rows]
     assert coverage.found == len(rows) >= len(known)
+    assert {words[row] for row in rows} == set(known)
+    assert all(is_word[row] for row in rows)
+    assert any(words[row] in known for row in range(3, vocabulary.size) if not is_word[row])
+    assert coverage.tokens == vocabulary.size - 3
     assert coverage.words_in_file == len(known)
     assert torch.equal(weight[:3], before[:3])
     assert "tokens (" in str(coverage)
+
+
+VOCABULARIES: dict[str, tuple[TokenizationRecord, tuple[str, ...], set[str]]] = {
+    "sentencepiece": (CharacterBpeRecord(merges=()), ("▁he", "he", "ing", "▁The", "▁", "我", ","), {"▁he", "▁The"}),
+    "byte-level": (ByteLevelBpeRecord(()), ("Ġhe", "he", "ing", "ĠThe", "Ġ", "æĪĳ", ","), {"Ġhe", "ĠThe", "æĪĳ"}),
+    "WordPiece": (WordPieceRecord(), ("he", "##he", "##ing", "The", "##我", ","), {"he", "The"}),
+    "characters": (TokenizerJson({"model": {"type": "BPE", "vocab": {}, "merges": []}}), ("h", "我", ",", " "), set()),
+    "words": (WordListRecord(), ("he", "The", "ing", "我", ","), {"he", "The", "ing"}),
+    "marked words": (WordListRecord(marked=True), ("▁he", "he", "ing", ","), {"▁he", "he", "ing"}),
+    "word level": (
+        TokenizerJson({"model": {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}}),
+        ("he", "ing", ","),
+        {"he", "ing"},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", VOCABULARIES)
+def test_a_token_inside_words_has_no_vector_of_a_word(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    algorithm, tokens, words = VOCABULARIES[kind]
+    ids = {token: id for id, token in enumerate(("<pad>", "</s>", "<unk>", *tokens))}
+    if isinstance(algorithm, TokenizerJson):
+        algorithm.content["model"]["vocab"] = ids
+    record = ImportedVocabularyRecord(algorithm=algorithm, ids=ids, size=len(ids), pad_id=0, eos_id=1, unk_id=2)
+    vocabulary = ImportedVocabulary(record)
+    (tmp_path / "words").write_text("he 1 2\nthe 3 4\ning 5 6\n我 7 8\n, 9 9\nh 1 1\n", "utf-8")
+    found = match_vectors(vocabulary, tmp_path / "words", 2)
+    expected = words | {token for token in tokens if token in ("我", "##我", ",")}
+    assert {vocabulary.token(row) for row in found.rows.tolist()} == expected
+    assert (found.coverage.found, found.coverage.tokens) == (len(expected), len(tokens))
+
+
+def test_vectors_of_tokens_are_those_of_tokens_with_exactly_the_same_spelling(
+    small_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    vocabulary = small_tokenizer.source
+    tokens = [vocabulary.token(id) for id in range(vocabulary.size)]
+    inside = next(token for token in tokens[3:] if token.isascii() and token.isalpha() and f"▁{token}" in tokens)
+    (tmp_path / "tokens").write_text(f"{inside} 1 2\n▁unknown 3 4\n", "utf-8")
+    found = match_vectors(vocabulary, tmp_path / "tokens", 2)
+    assert found.rows.tolist() == [vocabulary.id(inside)]
 
 
 def test_rescaled_vectors_have_the_mean_norm_of_the_replaced_rows(small_tokenizer: Tokenizer, tmp_path: Path) -> None:

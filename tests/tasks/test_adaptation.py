@@ -268,7 +268,8 @@ def test_frozen_word_vectors_stay_and_other_embeddings_are_trained(
     for row in range(3, vocabulary.size):
         piece = vocabulary.token(row)
         vector = known.get(piece.removeprefix("▁"))
-        if vector is not None:
+        is_inside_words = piece.isascii() and piece.isalnum()  # ▁ is no letter
+        if vector is not None and not is_inside_words:
             assert weight[row].tolist() == pytest.approx(vector)
             assert torch.equal(weight[row], begun[row])
         learnt += not torch.equal(weight[row], begun[row])

@@ -8,7 +8,7 @@ import gzip
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -18,10 +18,15 @@ import torch
 from torch import Tensor
 
 from transduce.errors import TransduceError, explain_wrong_types, is_utf8, not_utf8, wide_encoding
+from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary
+from transduce.interop.hugging_face.token_pipelines import TokenizerJson, WordListRecord
 from transduce.text.files import compose
+from transduce.text.languages import is_unspaced_character, is_word_character
 from transduce.text.vocabulary import Vocabulary
 
 _SPACE = "▁"
+_TOKEN_MARKS = (_SPACE, "Ġ", "##")  # with which toolkits spell tokens after a space, or inside words
+_TOKENS_SHARE = 0.1  # of a file's words with such a mark, from which on its vectors are of tokens
 _FLOAT_BYTES = 4
 _MAX_WORD = 10_000  # bytes; a longer word means that the file has another format
 _MAX_WIDTH = 1 << 16
@@ -70,7 +75,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """A report of how many tokens of a vocabulary have a pretrained vector."""
 
     tokens: int
-    """The number of tokens that could have a pretrained vector: all but padding, end and unknown."""
+    """The number of the vocabulary's tokens but padding, end and unknown."""
     found: int
     """The number of tokens that have a pretrained vector."""
     words_in_file: int
@@ -94,8 +99,11 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
     """Overwrite the embeddings of tokens that occur in a file of word vectors with their vectors.
 
-    A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
-    this order. Rows of other tokens, and of padding, end and unknown, stay unchanged.
+    A token that begins a word gets the vector of that word: of its spelling with the leading ▁, without it, or of the
+    latter in lower case, in this order. A token inside words gets the vector of its spelling only if it is punctuation
+    or of a script without spaces, such as Chinese: the `ing` of `sing` is not the word `ing`. If the file has vectors
+    of tokens (at least a tenth begin with ▁, Ġ or ##), every token gets the vector of exactly its own spelling.
+    Rows of other tokens, and of padding, end and unknown, stay unchanged.
 
     Args:
         weight: the embeddings, (V, D); changed in place.
@@ -118,8 +126,10 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
 def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> MatchedVectors:
     """Return the vectors of a file that belong to tokens of a vocabulary, as `MatchedVectors`.
 
-    A token gets the vector of its spelling, of the spelling without the leading ▁, or of the latter in lower case, in
-    this order.
+    A token that begins a word gets the vector of that word: of its spelling with the leading ▁, without it, or of the
+    latter in lower case, in this order. A token inside words gets the vector of its spelling only if it is punctuation
+    or of a script without spaces, such as Chinese: the `ing` of `sing` is not the word `ing`. If the file has vectors
+    of tokens (at least a tenth begin with ▁, Ġ or ##), every token gets the vector of exactly its own spelling.
 
     Args:
         vocabulary: the vocabulary; padding, end and unknown get no vector.
@@ -130,20 +140,22 @@ def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> Match
         TransduceError: the file cannot be read, or its vectors do not have this width.
     """
     path = Path(path)
-    rows_by_spelling = _rows_by_spelling(vocabulary)
-    best: dict[int, tuple[int, Vector]] = {}
-    word_count = 0
+    ids = _vector_ids(vocabulary)
+    spellings = _word_spellings(vocabulary, ids), {row: [vocabulary.token(row)] for row in ids}
+    matches = [_Matches(each) for each in spellings]
+    word_count = token_count = 0
     for word, vector in read_word_vectors(path):
         word_count += 1
+        token_count += word.startswith(_TOKEN_MARKS)
         if len(vector) != width:
             raise _wrong_width(path, len(vector), width)
-        for row, order in rows_by_spelling.get(compose(word), ()):
-            if row not in best or order < best[row][0]:
-                best[row] = (order, vector)
-    tokens = len({row for rows in rows_by_spelling.values() for row, _ in rows})
+        for each in matches:
+            each.add(compose(word), vector)
+    has_tokens = token_count >= _TOKENS_SHARE * word_count
+    best = matches[has_tokens].best
     rows = sorted(best)
     vectors = np.stack([best[row][1] for row in rows]) if rows else np.zeros((0, width), np.float32)
-    coverage = Coverage(tokens=tokens, found=len(rows), words_in_file=word_count, width=width)
+    coverage = Coverage(tokens=len(ids), found=len(rows), words_in_file=word_count, width=width)
     return MatchedVectors(torch.tensor(rows, dtype=torch.int64), torch.from_numpy(vectors), coverage)
 
 
@@ -187,21 +199,59 @@ def copy_vectors(weight: Tensor, found: MatchedVectors, *, rescale: bool) -> Non
     weight[rows] = new
 
 
-def _rows_by_spelling(vocabulary: Vocabulary) -> dict[str, list[tuple[int, int]]]:
-    """Return a dict from each spelling whose vector would be used to the tokens that would use it, as (id, rank) pairs.
+def _vector_ids(vocabulary: Vocabulary) -> list[int]:
+    """Return the ids of the tokens that may have a vector: all but padding, end and unknown."""
+    special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
+    return [row for row in range(vocabulary.size) if row not in special]
 
-    The rank of a spelling for a token is 0 if it is the token itself, more if it is the token without the leading ▁ or
-    in lower case; such a vector is only used if there is none of a lower rank.
+
+def _word_spellings(vocabulary: Vocabulary, ids: Sequence[int]) -> dict[int, list[str]]:
+    """Return a dict from token id to the words whose vectors the token may have, the preferred one first.
+
+    The list is empty for a token that is only part of words. A token that follows no space, but a character that joins
+    no words, cannot be told from one inside a word, except in a vocabulary of whole words.
     """
-    wanted: dict[str, list[tuple[int, int]]] = {}
-    silent = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id}
-    for row in (row for row in range(vocabulary.size) if row not in silent):
-        token = vocabulary.token(row)
-        word = token.removeprefix(_SPACE)
-        for order, spelling in enumerate(dict.fromkeys((token, word, word.lower()))):
-            if spelling:
-                wanted.setdefault(spelling, []).append((row, order))
-    return wanted
+    has_words = _has_whole_words(vocabulary)
+    spellings: dict[int, list[str]] = {}
+    for row, spelled in zip(ids, vocabulary.token_texts(ids), strict=True):
+        word = spelled.removeprefix(_SPACE)
+        is_word = has_words or word != spelled or not any(map(_is_spaced_letter, word))
+        candidates = dict.fromkeys((vocabulary.token(row), spelled, word, word.lower())) if is_word else ()
+        spellings[row] = [each for each in candidates if each]
+    return spellings
+
+
+def _has_whole_words(vocabulary: Vocabulary) -> bool:
+    """Return whether no token of a vocabulary is part of a word, since it is a list of words."""
+    if not isinstance(vocabulary, ImportedVocabulary):
+        return False
+    algorithm = vocabulary.record.algorithm
+    is_word_level = isinstance(algorithm, TokenizerJson) and algorithm.content["model"].get("type") == "WordLevel"
+    return is_word_level or isinstance(algorithm, WordListRecord)
+
+
+def _is_spaced_letter(character: str) -> bool:
+    """Return whether a character is a letter or digit of a script with spaces between words."""
+    return is_word_character(character) and not is_unspaced_character(character)
+
+
+class _Matches:
+    """The vectors of a file that belong to tokens, by the spellings of each token."""
+
+    def __init__(self, spellings: Mapping[int, Sequence[str]]) -> None:
+        """Find no vectors yet; `spellings` has the spellings of each token by its id, the preferred one first."""
+        self._rows: dict[str, list[tuple[int, int]]] = {}
+        for row, texts in spellings.items():
+            for rank, text in enumerate(texts):
+                self._rows.setdefault(text, []).append((row, rank))
+        self.best: dict[int, tuple[int, Vector]] = {}
+        """The rank of the spelling that was found, and its vector, by token id."""
+
+    def add(self, word: str, vector: Vector) -> None:
+        """Take the vector of a word for the tokens that have no vector yet, or that of a less preferred spelling."""
+        for row, rank in self._rows.get(word, ()):
+            if row not in self.best or rank < self.best[row][0]:
+                self.best[row] = (rank, vector)
 
 
 def read_word_vectors(path: Path) -> Iterator[tuple[str, Vector]]:

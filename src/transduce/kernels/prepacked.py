@@ -51,10 +51,11 @@ class MakeLinear(Protocol):
 
 
 class CachedAttention(MultiHeadAttention):
-    """Decoder attention with prepacked weights, whose keys and values are cached from decoding step to step.
+    """Decoder attention with prepacked weights, whose keys and values are cached between decoding steps.
 
-    The cache is in float16 if the linear layers round more than float16 does, and keys are cached without a rotary
-    embedding or norm; a step then reads half as many bytes.
+    The cache is in float16, which halves the bytes that a step reads, under two conditions. The projection layer rounds
+    its inputs or weights more than float16 does, and no rotary embedding or norm changes the keys after the projection.
+    Otherwise the cache is in float32.
     """
 
     def __init__(self, attention: MultiHeadAttention, make: MakeLinear) -> None:
@@ -69,9 +70,10 @@ class CachedAttention(MultiHeadAttention):
         self.cache_dtype = torch.float32
 
     def _choose_cache_dtype(self, projection: nn.Module, *, has_rotary: bool) -> None:
-        """Set the cache dtype: float16 if the projection rounds anyway and keys are cached as projected, else float32.
+        """Set the cache dtype to float16 or float32.
 
-        Rotary embeddings and norms change the keys after the projection. `projection` computes the keys and values.
+        It is float16 if `projection`, which computes keys and values, rounds more than float16 does and nothing changes
+        the keys afterwards. Rotary embeddings and norms do change the keys.
         """
         is_changed = has_rotary or isinstance(self, QueryKeyNormAttention)
         is_rounded = getattr(projection, "is_rounded", False) and not is_changed
@@ -154,10 +156,9 @@ class PrepackedDecoder(PrepackedModel, Decoder):
 
 
 class PrepackedEncoder(PrepackedModel, Encoder):
-    """An encoder-only model with prepacked weights in its layers.
+    """An encoder-only model whose encoder layers have prepacked weights.
 
-    Output projection, masked language head, pooler and classifier stay in float32: they compute a few rows of a batch,
-    and the projection is the embedding matrix, which is kept anyway.
+    The output projection, masked language head, pooler and classifier stay in float32.
     """
 
     project = Encoder.project
@@ -208,7 +209,9 @@ _PREPACKED_CLASSES = ((Transformer, PrepackedTransformer), (Decoder, PrepackedDe
 
 
 def prepack(model: PrepackableModel, make: MakeLinear) -> AnyPrepacked:
-    """Return a model with prepacked weights, made from a float32 model, which must not be used afterwards.
+    """Prepack the weights of a float32 model, and return the prepacked model.
+
+    The result takes over the modules of `model`. Do not use `model` afterwards.
 
     Args:
         model: in float32.
@@ -272,8 +275,8 @@ class PackedLayers:
         """Find the prepacked layers of a model.
 
         Args:
-            model: the prepacked model, on the meta device if its weights are yet to come.
-            originals: the parameters and buffers, by name, of the model that it was made of.
+            model: the prepacked model. Its weights may be on the meta device, to be filled in by `fill`.
+            originals: the parameters and buffers of the original model, by name.
         """
         self.model = model
         self._layers: dict[str, Any] = {name: part for name, part in model.named_modules() if hasattr(part, "layout")}
@@ -286,7 +289,7 @@ class PackedLayers:
     def layout(self) -> str:
         """A hash, 16 hexadecimal digits, of the weight formats and orders of all prepacked layers.
 
-        A file of packed weights is usable only where the hash is the same.
+        A stored file of packed weights can be used only if it was written for the same hash.
         """
         layouts = "\n".join(f"{name} {layer.layout}" for name, layer in self._layers.items())
         return hashlib.sha256(layouts.encode()).hexdigest()[:16]
@@ -298,12 +301,14 @@ class PackedLayers:
         }
 
     def fill(self, packed: Mapping[str, Tensor], originals: Mapping[str, Tensor]) -> nn.Module:
-        """Put tensors into the prepacked model, which was made on the meta device (without data), and return the model.
+        """Put tensors into the prepacked model, and return the model.
+
+        The model was made on the meta device, so its tensors have no data.
 
         Args:
-            packed: the tensors of the prepacked layers, under the names that `PackedLayers.tensors` gives them.
-            originals: the original parameters and buffers, by the names in `PackedLayers.needed`, except buffers that
-                no file stores.
+            packed: the tensors of the prepacked layers, under the names that `tensors` returns.
+            originals: the original parameters and buffers whose names are in `needed`. Buffers that no file stores may
+                be missing.
         """
         new = {id(self._originals[name]): tensor for name, tensor in originals.items()}
         parameters = {key: nn.Parameter(tensor, requires_grad=False) for key, tensor in new.items()}
@@ -337,10 +342,13 @@ class InferenceCopy:
         self.record_weights(model)
 
     def current(self, model: PrepackableModel, graph: Graph) -> AnyPrepacked:
-        """Return the prepacked copy of a model, which is made again if the model's weights or modules have changed.
+        """Return the prepacked copy of a model.
 
-        `graph` is the model's current layer graph (a description of its operations), from which a replaced module is
-        noticed. All its components must be in `PREPACKABLE`.
+        The copy is made again if the model's weights or modules have changed.
+
+        Args:
+            model: the model. All its components must be in `PREPACKABLE`.
+            graph: the model's current layer graph (a description of its operations), which shows replaced modules.
         """
         if graph != self._graph or self._weights.have_changed():
             self._prepacked = prepack(_in_float32(model, counts_apart=True), self._make)
@@ -402,18 +410,18 @@ class _RecordedWeights:
 
 
 def _in_order_of_memory(weight: Tensor) -> Tensor:
-    """Return a view of a weight whose dimensions have descending strides, as those of a transposed weight do not.
+    """Return a view of a weight with its dimensions sorted by stride, the largest stride first.
 
-    The view is contiguous if the weight's numbers are in consecutive memory.
+    For example, the view of a transposed matrix is the matrix itself, which is contiguous.
     """
     strides = weight.stride()
     return weight.permute(sorted(range(weight.dim()), key=lambda dim: -strides[dim]))
 
 
 def _memory_and_positions(weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """Return a flat view of a weight's memory, and the indices in it of the weight's elements 0, step, 2 · step, ….
+    """Return a flat view of a weight's memory, and the indices of every `step`-th element in this view.
 
-    The view has the same memory, so that later changes are seen.
+    The view shares the weight's memory, so it shows later changes.
     """
     remaining = torch.arange(0, weight.numel(), step, device=weight.device)
     positions = torch.zeros_like(remaining)
@@ -425,9 +433,10 @@ def _memory_and_positions(weight: Tensor, step: int) -> tuple[Tensor, Tensor]:
 
 
 def _sampling_step(weight: Tensor) -> int:
-    """Return the step from one sampled number of a weight to the next; 1, for a small weight, samples all numbers.
+    """Return the distance between two sampled numbers of a weight.
 
-    The step has no common divisor with the number of columns; otherwise the samples would lie in a few columns only.
+    Small weights have step 1, so all their numbers are sampled. The step and the number of columns have no common
+    divisor, because the samples would otherwise lie in a few columns only.
     """
     count, columns = weight.numel(), weight.shape[-1] if weight.dim() else 1
     max_sample = _LARGE_SAMPLE if count * weight.itemsize >= _LARGE_BYTES else _MAX_SAMPLE
@@ -458,11 +467,12 @@ def version_of(tensor: Tensor) -> int:
 
 
 def _in_float32(model: PrepackableModel, *, counts_apart: bool = False) -> PrepackableModel:
-    """Return a copy of a model in float32; parameters that are in float32 already share the model's memory.
+    """Return a copy of a model in float32.
 
-    Parameters that several modules share stay shared. If `counts_apart`, the copy's parameters have versions (PyTorch's
-    counts of changes) of their own. Else an increase of them would also raise the versions of the model's parameters,
-    and a later `backward` through the model would fail.
+    Parameters that are already in float32 share the model's memory. Parameters that several modules share stay shared.
+
+    If `counts_apart` is true, the copy's parameters get their own versions (PyTorch's counts of in-place changes).
+    Otherwise, raising a version in the copy raises it in the model too, and a later `backward` of the model fails.
     """
     copies: dict[int, nn.Parameter] = {}
 

@@ -119,10 +119,12 @@ def why_no_triton(device: str) -> str | None:
 
 
 def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lambda: None) -> _Quantizable:
-    """Return a model with prepacked 8-bit weights, made from a float32 model, which must not be used afterwards.
+    """Quantize the weights of a float32 model to 8 bits, and return the prepacked model.
+
+    The result takes over the modules of `model`. Do not use `model` afterwards.
 
     Args:
-        model: in float32, on a CPU, or on the meta device to find out which layers the result has.
+        model: in float32, on a CPU. On the meta device, the result has the layers but no data.
         after_each_layer: called after each layer is quantized, for example to release the memory of its weights.
 
     Raises:
@@ -141,10 +143,10 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
 
 
 def outline_quantized(model: nn.Module) -> PackedLayers | None:
-    """Return the `PackedLayers` that a model would have with 8-bit weights; None if the model cannot be quantized.
+    """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized.
 
-    `model` is on the meta device (without data), and must not be used afterwards. A stored file of packed weights is
-    usable if it was written for the `layout` of the result.
+    The result, a `PackedLayers`, has the `layout` that a stored file of packed weights must have to be usable. `model`
+    is on the meta device (without data), and must not be used afterwards.
     """
     originals = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if not isinstance(model, PrepackableModel):
@@ -158,9 +160,9 @@ def outline_quantized(model: nn.Module) -> PackedLayers | None:
 def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
     """Return a function that computes a model's logits from its hidden states, (…, D) to (…, V).
 
-    bfloat16 logits are rounded, so many of them are equal. On a CPU, for a bfloat16 model that compiled kernels
-    support, the function therefore computes the greatest logits again in float32, and returns float32 logits. Otherwise
-    the function is the model's own `project`.
+    bfloat16 logits are rounded, so many of them are equal. For a bfloat16 model on a CPU, the function therefore
+    computes the greatest logits again in float32, and returns float32 logits. The function is the model's own `project`
+    in every other case, and if compiled kernels do not support the model.
     """
     weight, bias = model.output_weight, model.output_bias
     is_bfloat16_on_cpu = weight.dtype == torch.bfloat16 and weight.device.type == "cpu"
@@ -172,9 +174,10 @@ def exact_projection(model: VocabularyModel) -> Callable[[Tensor], Tensor]:
 
 
 def kernels_for_training(name: Literal["native", "torch"], device: str) -> TrainingKernels | None:
-    """Return an object with this package's training kernels for a device; None (plain PyTorch) for "torch".
+    """Return this package's training kernels for a device, or None, which means plain PyTorch.
 
-    `name` is "native" or "torch"; any device other than "cpu" gets the Triton kernels.
+    The result is None if `name` is "torch". If `name` is "native", the kernels are compiled CPU kernels for the device
+    "cpu", and Triton kernels for any other device.
     """
     if name == "torch":
         return None
@@ -218,8 +221,8 @@ def compiled_state(state: DecodingState) -> "CompiledState | None":
 def find_batch_search(state: DecodingState, options: BatchSearchOptions) -> BatchSearch | None:
     """Return a search (beam, greedy or sampling) in CPU or GPU kernels, which starts from a decoding state.
 
-    The state must not have run a step. The result is None if the state is not one of compiled CPU kernels or of CUDA
-    graphs, or if the kernels do not support the search options.
+    The state must not have run a step. The result is None in two cases: the state belongs neither to compiled CPU
+    kernels nor to CUDA graphs, or the kernels do not support the search options.
     """
     if "transduce.kernels.cpu.decoding.state" in sys.modules:
         from transduce.kernels.cpu.decoding.state import CompiledPromptState, CompiledState
@@ -279,10 +282,14 @@ def encode_fast(model: Encoder, ids: Tensor) -> Tensor:
 
 
 def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
-    """Run a decoder-only model on prompts, token ids (B, P) of which `lengths` (B,) are not padding.
+    """Run a decoder-only model on prompts, and return the decoding state after the prompts.
 
-    Return the decoding state after the prompts: that of compiled kernels if they support the model, else the model's
-    own.
+    Compiled kernels compute the state if they support the model. Otherwise the model's own `start` does.
+
+    Args:
+        model: a decoder-only model.
+        prompt_ids: token ids, (B, P), padded.
+        lengths: the number of tokens of each prompt without padding, (B,).
     """
     compiled = _find_compiled(model)
     if not isinstance(compiled, str):
@@ -293,9 +300,10 @@ def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> Decodi
 
 
 def _find_compiled(model: nn.Module) -> "tuple[Any, CompiledModel] | str":
-    """Return a pair of a model's prepacked copy and its compiled kernels, or a clause that says why there are none.
+    """Return a model's prepacked copy and its compiled kernels, as a pair.
 
-    The prepacked copy is an `AnyPrepacked`: for a `Transformer` a `PrepackedTransformer`, and so on.
+    If there are none, return a clause that says why. The prepacked copy is an `AnyPrepacked`: for a `Transformer` a
+    `PrepackedTransformer`, and so on.
     """
     prepacked = decoding_model(model)
     if not isinstance(prepacked, AnyPrepacked):
@@ -390,10 +398,10 @@ def temporary_inference_copy(model: nn.Module) -> Iterator[None]:
 
 
 def _make_copy(model: nn.Module, dtype: torch.dtype) -> InferenceCopy | None:
-    """Return an `InferenceCopy` of a model in `dtype`, for decoding; None if kernels do not support the model.
+    """Return an `InferenceCopy` of a model in `dtype`, for decoding, or None if the model gets no copy.
 
-    The result is None too for a model in training mode or on another device than a CPU, and if the copy would take more
-    than a quarter of the usable memory.
+    The result is None if kernels do not support the model, if the model is in training mode or not on a CPU, or if the
+    copy would take more than a quarter of the usable memory.
     """
     if not _can_be_prepacked(model) or not has_kernels():
         return None

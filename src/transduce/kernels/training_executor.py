@@ -1,8 +1,9 @@
 """Run the components of a model with a backend's kernels, in training and validation.
 
-Each function of `_KERNELS` computes what the `forward` of one class computes. A component runs its own `forward` unless
-the layer graph knows it: its class is exactly the known one, and nothing is overridden, hooked or parametrized.
-Wrappers that are registered with the layer graph stay fast: `fully_shard`, LoRA, and hooks that only observe.
+Each function of `_KERNELS` computes what the `forward` of one class computes. It is used only for a component that the
+layer graph knows: the component has exactly that class, and nothing in it is overridden, hooked or parametrized. Any
+other component runs its own `forward`. Three kinds of changes are registered with the layer graph and keep the kernels
+in use: `fully_shard`, LoRA, and hooks that only observe.
 
 Legend: B sentences, Q queries, S source length, N and M target and source tokens of a packed batch, D model width.
 """
@@ -119,9 +120,9 @@ class LinearKernels(NamedTuple):
 
 
 class LinearSums(NamedTuple):
-    """Options of a linear layer's kernel, and the float32 tensors to which it adds the gradients of weight and bias.
+    """Arguments of a linear layer's kernel: its options, and the float32 tensors that collect gradients.
 
-    If such a tensor is None, the gradient is returned to PyTorch.
+    If a tensor is None, the kernel returns the gradient to PyTorch instead.
     """
 
     kernels: LinearKernels
@@ -135,12 +136,17 @@ class LinearSums(NamedTuple):
 def linear_sums(
     kernels: LinearKernels, weight: Tensor, bias: Tensor | None, rows: Rows | None, activation: str | None = None
 ) -> LinearSums:
-    """Return the `LinearSums` of a linear layer that uses the rows `rows` of its weight (O, I) and bias (O,) or None.
+    """Return the kernel arguments of a linear layer, a `LinearSums`.
 
-    If `rows` is None, the layer uses all rows.
+    Args:
+        kernels: the kernels of the backend.
+        weight: (O, I).
+        bias: (O,), or None.
+        rows: the range of weight rows that the layer uses; None: all.
+        activation: the activation after the layer; None: there is none.
 
     Raises:
-        ValueError: the matrix has no such rows.
+        ValueError: the range is empty or not inside the weight.
     """
     rows = rows or Rows(0, len(weight))
     if not 0 <= rows.start < rows.stop <= len(weight):
@@ -402,7 +408,10 @@ def _residual(
 
 
 class KeyLengths(NamedTuple):
-    """An attention mask in a form that kernels support: a number of keys for each sentence, or the look-ahead mask."""
+    """An attention mask in one of two forms that kernels support, with an optional bias.
+
+    The form is either a number of keys for each sentence, or the look-ahead mask.
+    """
 
     lengths: Tensor | None
     """The number of keys in each sentence, int64, (B,); padding follows them. None: the look-ahead mask."""
@@ -411,14 +420,14 @@ class KeyLengths(NamedTuple):
 
 
 def kernel_lengths(x: Tensor, memory: Tensor | None, mask: object) -> KeyLengths | None:
-    """Return an attention mask as `KeyLengths`: key counts or the look-ahead mask, with biases if there are any.
+    """Convert an attention mask to `KeyLengths`; None if kernels do not support the mask.
 
-    Return None for a mask that kernels do not support: one that hides other keys than padding at the end or the
-    future, or one whose biases differ between sentences.
+    Kernels support a mask that hides padding at the end and, in self-attention, the look-ahead mask. In self-attention
+    they also support a bias of the scores that is the same for all sentences.
 
     Args:
-        x: the input whose positions attend (queries), (sentences, queries, D).
-        memory: the input that is attended to (keys and values), (sentences, source length, D); None: x.
+        x: the input of the queries, (sentences, queries, D).
+        memory: the input of the keys and values, (sentences, source length, D); None: x.
         mask: the mask that a layer was called with.
     """
     if type(mask) is BiasedMask:
@@ -487,9 +496,10 @@ def _attention(
 def _packed_attend(
     kernels: TrainingKernels, mask: PackedMask, num_heads: int, projected: Tensor, memory: Tensor | None
 ) -> Tensor:
-    """Return the attention of a packed batch, whose sentences are concatenated without padding, from its projections.
+    """Compute the attention of a packed batch, whose sentences are concatenated without padding.
 
-    `projected` holds the queries, and also the keys and values if `memory` (those of the encoder output) is None.
+    `memory` holds the keys and values of the encoder output in cross-attention. It is None in self-attention: then
+    `projected` holds queries, keys and values. Otherwise `projected` holds only the queries.
     """
     assert kernels.packed is not None
     return kernels.packed.attend(projected, memory, mask, num_heads)
@@ -503,10 +513,10 @@ def _padded_attend(
     mask: object,
     position_effect: PositionEffect,
 ) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """Return a function that computes a padded batch's attention with a kernel; None if kernels do not support it.
+    """Return a function that computes the attention of a padded batch with a kernel; None if no kernel supports it.
 
-    The function takes the joint projection and None in self-attention, or the queries and the memory's keys and values.
-    The module, the mask and the position effect decide whether kernels support it.
+    The function takes two tensors. In self-attention these are the joint projection and None; in cross-attention they
+    are the queries, and the keys and values of the memory.
     """
     others, rotation, options = x if memory is None else memory, position_effect.rotation, options_of(module)
     if options is None or not kernels.supports_attention(x, others.shape[1], module.d_k):
@@ -535,12 +545,14 @@ def supports_positions(
     bias: Tensor | None,
     supports_rotary: Callable[[Tensor, int], bool],
 ) -> bool:
-    """Return whether kernels support the positions of self-attention: a rotation, a bias of the scores, or neither.
+    """Return whether kernels support the positions of an attention module.
+
+    Positions act by a rotary embedding, by a bias of the scores, or not at all.
 
     Args:
         attention: a module whose other properties kernels support.
         x: its input, (B, T, D).
-        rotation: the rotary embedding, whose positions must be the same in all sentences, or None.
+        rotation: the rotary embedding, or None; its positions must be the same in all sentences.
         bias: the bias of all heads, (H, T, T), or None.
         supports_rotary: the backend's method `TrainingKernels.supports_rotary`.
     """
@@ -656,7 +668,7 @@ def _rate_of(dropout: nn.Module) -> int:
 
 
 def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: SupportTable) -> list[MaskedSublayer] | None:
-    """Return the sub-layers of an encoder or decoder layer in order, or None if whole-layer kernels cannot compute it.
+    """Return the sub-layers of an encoder or decoder layer in order, for whole-layer kernels.
 
     Args:
         layer: a layer in training mode.
@@ -664,8 +676,9 @@ def sublayers_of(layer: nn.Module, masks: Sequence[object], supported: SupportTa
         supported: the operations that the kernels compute, apart from dropout inside of a sub-layer.
 
     Returns:
-        A list of sub-layers with their masks; None if the layer has an operation that is not in `supported`, or a
-        parameter whose gradient is not collected by `model/backend.py:add_gradients_to`.
+        A list of `MaskedSublayer`, or None if whole-layer kernels cannot compute the layer. Then an operation of the
+        layer is not in `supported`, a dropout module is not this package's `Dropout`, or the gradient of a parameter is
+        not collected by `model/backend.py:add_gradients_to`.
     """
     description = description_of(layer)
     graph = description.graph
@@ -693,7 +706,7 @@ def is_known(model: nn.Module) -> bool:
 def packed_hidden(model: nn.Module, batch: PackedBatch) -> Tensor:
     """Return a Transformer decoder's output for a batch without padding, (1, target tokens, D).
 
-    A training backend must be in use, since only its kernels compute attention of packed batches.
+    A training backend must be in use, since only kernels compute attention for batches without padding.
     """
     assert isinstance(model, Transformer)
     source, target = batch.source_packing, batch.target_packing

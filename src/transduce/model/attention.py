@@ -76,7 +76,7 @@ def attend(
 
 
 def _dropout_rate(dropout: Dropout | None) -> float:
-    """Return the probability with which attention weights are dropped now: 0 if `Dropout.forward` would drop none."""
+    """Return the probability with which attention weights are dropped now; 0 if none are, as in evaluation."""
     rate = 0.0 if dropout is None or not dropout.training else dropout.p
     return 0.0 if isinstance(dropout, Dropout) and not dropout.drops else rate  # PyTorch's class has no `drops`
 
@@ -121,7 +121,7 @@ class AttentionTrace:
 
 
 def no_weights(module: str) -> TransduceError:
-    """Return the error for an attention that appends no weights, although they are needed; `module` names it."""
+    """Return the error for the attention `module`, which appends no attention weights although they are needed."""
     return TransduceError(
         f"The weights of {module} are needed, but it does not append them to `weights_out`: pass on `weights_out` in "
         "an attention or a score of your own."
@@ -340,9 +340,9 @@ class MultiHeadAttention(Component):
 
 
 def _is_of_few_queries(mask: AttentionMask | None, queries: int, keys: int) -> bool:
-    """Return whether the queries are those of a decoding step, and the mask is the same for all heads.
+    """Return whether the queries are those of a decoding step, with the same mask for all heads.
 
-    Query heads that share keys can then be computed as more queries of one head, without a copy of the keys.
+    If so, the query heads that share keys are computed as more queries of one head, without a copy of the keys.
     """
     if type(mask) is not AttentionMask:
         return mask is None and queries == 1
@@ -464,10 +464,10 @@ class KeyValueCache:
 
 
 def _with_capacity(buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
-    """Return a buffer, (B, G, capacity, width), for `length` cached positions and the positions of `new` after them.
+    """Return a buffer, (B, G, capacity, width), that has space for `length` cached positions and those of `new`.
 
-    `buffer` is returned if it is long enough. Otherwise the cached positions are copied to a larger buffer: twice the
-    needed capacity, and at least 16 positions. `new` itself is not copied.
+    If `buffer` is long enough, it is returned. Otherwise the cached positions are copied to a larger one, with twice
+    the needed capacity and at least 16 positions. The caller copies `new`.
     """
     batch, heads, count, width = new.shape
     end = length + count
@@ -508,7 +508,7 @@ class DecoderCache:
             self.positions = self.positions.index_select(0, rows)
 
     def next_positions(self, ids: Tensor) -> tuple[Tensor, int]:
-        """Return the positions, from 0, of T token ids (B, T) that follow the cached ones, (T,), and the next one."""
+        """Return the next positions after the cached ones, (T,), for token ids (B, T), and the position after them."""
         end = self.length + ids.shape[1]
         return torch.arange(self.length, end, device=ids.device), end
 
@@ -747,10 +747,10 @@ def attend_in_window(
 
 
 def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tuple[int, int]]:
-    """Return a list of ranges (first, end) of block indices: windowed attention computes the blocks of a range at once.
+    """Return ranges (first, end) of block indices; attention computes all blocks of a range at once.
 
-    On a CPU the attention scores of a range fit in its cache; `scores` is the number of scores of one block. A GPU
-    computes all blocks at once; without a loop, a compiled layer works for any number of blocks.
+    On a CPU, the scores of a range fit in the processor's cache; `scores` is the number of scores of one block. On a
+    GPU, one range holds all blocks, so that a compiled layer has no loop.
     """
     if device.type != "cpu":
         return [(0, blocks)]
@@ -759,16 +759,16 @@ def _block_ranges(blocks: int, scores: int, device: torch.device) -> Iterable[tu
 
 
 def _block_mask(window: Window, present: Tensor, sizes: tuple[int, int, int], blocks: tuple[int, int]) -> AttentionMask:
-    """Return the `AttentionMask` of windowed attention for N consecutive blocks, (B × N, 1, b, 2b or 3b).
+    """Return the mask of windowed attention for N consecutive blocks of b queries: (B × N, 1, b, 2b or 3b).
 
-    A block of b queries sees the keys of the block before it, its own and, unless attention is causal, the next. If the
-    model has a bias of positions, the mask adds this bias to the scores.
+    The queries of a block see the keys of the block before and of their own block. Without a causal mask they also see
+    the next block, so there are 3b keys. The mask adds the model's position bias to the scores, if there is one.
 
     Args:
         window: the window.
-        present: True at positions that are not padding, (B, positions), from the block before the first of the N blocks
-            on; without a causal mask also in the block after the last one.
-        sizes: the number of queries of each block, b, its number of keys, 2b or 3b, and the length of the sequence.
+        present: True at positions that are not padding, (B, positions). It begins with the block before the first of
+            the N blocks. Without a causal mask it ends with the block after the last one.
+        sizes: a tuple: the number of queries of a block, b; its number of keys, 2b or 3b; the sequence length.
         blocks: the index of the first of the N blocks, and the index after the last one.
     """
     block, span, length = sizes

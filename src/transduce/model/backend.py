@@ -62,7 +62,7 @@ def using_backend(kernels: Backend | None) -> Iterator[None]:
     """Use a backend in the body of the `with` statement; None: plain PyTorch.
 
     Raises:
-        TransduceError: another thread uses a backend, whose memory and random numbers belong to the process.
+        TransduceError: another thread already uses a backend. Only one thread of a process can use one at a time.
     """
     before, this = (_InUse.backend, _InUse.thread), get_ident()
     if kernels is not None and before[1] not in (None, this):
@@ -84,8 +84,8 @@ def using_backend(kernels: Backend | None) -> Iterator[None]:
 def backend_in_use() -> Any:
     """Return the `Backend` that this thread uses; None: plain PyTorch.
 
-    On a GPU, PyTorch's threads for backward passes get the process's backend. The type is `Any`, because callers also
-    use methods that only their own backend has.
+    PyTorch's own threads, which run backward passes on a GPU, get the backend of the process. The declared type is
+    `Any`, because callers also use methods that only one backend has.
     """
     kernels = _BACKEND.get()
     # PyTorch's threads that run backward passes on a GPU have no context variables.

@@ -322,14 +322,14 @@ def _difference_from_meta_config(model: AnyModel, named: str) -> Difference | No
 
 
 def check_registered(config: ModelConfig) -> None:
-    """Check that components registered by the user decode as they train, and that they obey the other settings.
+    """Check that components registered by the user work in decoding and follow the other settings.
 
     A small model of the configuration reads random input. A configuration without registered components is not checked.
 
     Raises:
-        TransduceError: the model cannot be built or fails in decoding; decoding with a cache, or padding, changes its
-            output; stored weights are not all that it needs; or an attention or score ignores another setting, such as
-            the positions.
+        TransduceError: the model has one of these faults. It cannot be built, or fails in decoding. Decoding with a
+            cache, or padding, changes its output. It has a value that is neither a parameter nor a stored buffer. Its
+            attention or score ignores another setting, such as the positions.
     """
     registered = [name for name, names in REGISTERED_NAMES.items() if getattr(config, name) in names]
     if not registered:
@@ -371,10 +371,10 @@ def check_registered(config: ModelConfig) -> None:
 
 
 def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | None:
-    """Return a setting without effect on a small model with the user's attention or score; None if there is none.
+    """Return the name of a setting that the user's attention or score ignores; None if there is none.
 
-    A setting counts as ignored only if it has an effect once built-in components replace the user's attention and
-    score. `registered` are the settings that name components of the user, such as "attention".
+    A setting is ignored if it has no effect on a small model, but has one if built-in attention and score replace the
+    user's. `registered` holds the settings that name components of the user, such as "attention".
     """
     defaults = {field.name: field.default for field in msgspec.structs.fields(ModelConfig)}
     if config.positions not in ("sinusoidal", "learned"):  # which are added to embeddings, whatever the attention
@@ -392,7 +392,10 @@ def _ignored_setting(config: ModelConfig, registered: Sequence[str]) -> str | No
 
 
 def _has_effect(config: ModelConfig, changes: Mapping[str, Any], *, training: bool) -> bool:
-    """Return whether a model's output is another one after `changes`, new values of settings, at the same weights."""
+    """Return whether new values of settings change a model's output, at the same weights.
+
+    `changes` maps each setting to its new value.
+    """
     model = build_any_model(config).train(training)
     _randomize_constants(model)
     other = build_any_model(msgspec.structs.replace(config, **changes)).train(training)
@@ -445,11 +448,11 @@ def _smaller(config: ModelConfig) -> ModelConfig:
 
 
 def _largest_changes(model: AnyModel) -> tuple[float, float]:
-    """Return two numbers: the largest change of a model's output by decoding with a cache, and by padding.
+    """Return how much decoding with a cache changes a model's output, and how much padding does.
 
-    The unit is the output's standard deviation. An encoder-only model has no decoding, so its first number is 0; a
-    model of time series has no padding, so its second number is 0. Random numbers are first added to those parameters
-    of the model whose elements are all equal, such as closed gates.
+    Both are the largest change, in standard deviations of the output. The first is 0 for an encoder-only model, which
+    does not decode. The second is 0 for a model of time series, which has no padding. Parameters with equal elements,
+    such as closed gates, first get random numbers added.
     """
     _randomize_constants(model)
     config = model.config
@@ -526,16 +529,15 @@ _MAX_RECOMPILATIONS = 64
 
 
 def compile_layers(model: nn.Module, device: str, *, backend: str = "inductor") -> int:
-    """Compile each encoder and decoder layer in place, for batches of any shape; parameters and their names stay.
+    """Compile each encoder and decoder layer in place, for batches of any shape.
 
-    Layers share compiled code, so six layers take as long as one.
+    Parameters and their names stay. Layers share compiled code, so six layers take as long as one.
 
     Returns:
         The number of compiled layers; 0 for a model without such layers, such as a recurrent one.
 
     Raises:
-        TransduceError: the device is no GPU, but `backend` is `inductor`, which would need a C++ compiler on a CPU and
-            gain nothing.
+        TransduceError: `backend` is "inductor" and the device is not a CUDA GPU.
     """
     if backend == "inductor" and not device.startswith("cuda"):
         raise TransduceError(

@@ -108,7 +108,10 @@ def convert_config(content: Mapping[str, Any]) -> "ModelConfig":
 
 
 def explained(error: msgspec.ValidationError) -> str:
-    """Return an error's message without its period; for an unknown component, a message with the remedy instead."""
+    """Return the error message of an invalid configuration, without its final period.
+
+    An unknown component gets another message, which says how to register the component.
+    """
     found = re.fullmatch(r"Invalid enum value (.+) - at `\$\.(?:model\.)?(\w+)`", str(error))
     if found is None or found[2] not in REGISTERED_NAMES:
         return str(error).rstrip(".")
@@ -616,9 +619,9 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def can_be_packed(self) -> bool:
-        """True if a training batch may join its sentences without padding: only attention needs to know their ends.
+        """True if a training batch may concatenate its sentences without padding.
 
-        This excludes other attention than the paper's, dropout of attention weights, and BatchNorm.
+        It needs the paper's attention, without dropout of attention weights, and no BatchNorm.
         """
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 

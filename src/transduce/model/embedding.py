@@ -34,11 +34,12 @@ def check_ids(ids: Tensor, name: str) -> None:
 
 
 class Embedding(Component):
-    """A module that embeds token ids (B, T) as vectors (B, T, D), rows of a matrix that the caller passes.
+    """A module that embeds token ids (B, T) as vectors (B, T, D).
 
-    It adds positions, and dropout at the end. If embeddings have a width E of their own, a linear layer follows. The
-    row of the padding id is zero and stays zero, unless the configuration says otherwise. If the start symbol has the
-    padding id, the start symbol's vector is its position alone.
+    The caller passes the embedding matrix, whose rows are the vectors. The module adds positions, and dropout at the
+    end. If embeddings have a width E of their own, a linear layer follows. The row of the padding id is zero and stays
+    zero, unless the configuration says otherwise. A start symbol that has the padding id is therefore embedded as its
+    position alone.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -15,10 +15,11 @@ from transduce.model.positions import LearnedPositions, RelativePositions
 
 
 def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return a dict from each attention or feed-forward weight of a model to a tuple: the row counts of its matrices.
+    """Return the row counts of the matrices in each attention and feed-forward weight of a model.
 
-    A key is the weight's dotted name. Queries, keys and values are three matrices in one weight, and the halves of a
-    gated layer are two. Embeddings, output projections, heads and recurrent cells are not included.
+    The keys of the dict are dotted names of weights. One weight may hold several matrices: queries, keys and values are
+    three, and the halves of a gated layer are two. Embeddings, output projections, heads and recurrent cells are not
+    included.
     """
     return {
         f"{path}.{name}": rows
@@ -28,10 +29,10 @@ def layer_matrices(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def module_matrices(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return a dict from each weight of an attention or feed-forward module to a tuple: the row counts of its matrices.
+    """Return the row counts of the matrices in each weight of an attention or feed-forward module.
 
-    A key is the weight's name. One weight may hold several matrices, such as those of queries, keys and values. For
-    other modules the dict is empty.
+    The keys of the dict are names of weights. One weight may hold several matrices, such as those of queries, keys and
+    values. For other modules the dict is empty.
     """
     if isinstance(module, MultiHeadAttention):
         return {"projection.weight": module.widths, "output.weight": (module.output.out_features,)}
@@ -90,11 +91,13 @@ def initialize_layers(model: nn.Module) -> None:
 
 
 def _user_layers(module: nn.Module, *, is_registered: bool) -> Iterator[int]:
-    """Yield the `id` of each PyTorch layer inside components that users registered, whose weights stay as constructed.
+    """Yield the `id` of each PyTorch layer inside a component that a user registered.
+
+    Such a layer keeps the weights that its constructor gave it.
 
     Args:
         module: the module to search.
-        is_registered: True if the module itself is such a component or inside one.
+        is_registered: True if the module is such a component, or is inside one.
     """
     for child in module.children():
         if _is_of(child, "torch"):

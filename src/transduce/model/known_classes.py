@@ -115,7 +115,10 @@ def register_class(
 
 
 def _remember_class(cls: type) -> None:
-    """Record the methods and properties that this package defines for a class and, for a module, what PyTorch runs."""
+    """Record a class's methods and properties, so that a replacement of one is noticed.
+
+    Only what this package defines is recorded, and for a module also the methods by which PyTorch calls it.
+    """
     ours = [holder for holder in cls.__mro__ if holder.__module__.startswith("transduce.")]
     names = [
         name
@@ -128,9 +131,10 @@ def _remember_class(cls: type) -> None:
 
 
 def _remember_file(name: str) -> None:
-    """Record the functions that the Python module `name` defines or imports from the model, and its helper classes.
+    """Record the model functions and helper classes in a Python module, so that a replacement of one is noticed.
 
-    The reference computes with these functions, such as `attend`; a kernel does not call them.
+    `name` is the dotted name of the Python module. Components call such functions, for example `attend`, but kernels do
+    not.
     """
     values = {
         each: value
@@ -152,9 +156,9 @@ def _remember(owner: Any, names: Iterable[str]) -> None:
 
 
 def register_parametrization(cls: type[nn.Module]) -> None:
-    """Register a parametrization, such as LoRA's, as known, so that the layer graph describes modules that have it.
+    """Register a class of parametrizations, such as LoRA's, as known to the layer graph.
 
-    It may change only weights; backends read the resulting weights.
+    It may change only weights, because backends read the resulting weights.
     """
     _PARAMETRIZATIONS.add(cls)
     register_class(cls, children=None, tensors=None)
@@ -250,9 +254,9 @@ for _file in sorted({_kind.__module__ for _kind in KNOWN if _kind.__module__.sta
 
 
 class GlobalChangeCheck:
-    """A holder, without instances, of the result of `replaced_function` at the start of the body of `checked_once`.
+    """A process-wide record of the check for replaced functions that `checked_once` makes.
 
-    `global_change` returns this result in the body.
+    The class is not instantiated. `global_change` reads the record.
     """
 
     is_open = False
@@ -263,10 +267,10 @@ class GlobalChangeCheck:
 
 @contextmanager
 def checked_once() -> Iterator[None]:
-    """Look for replaced functions now, and let `global_change` return the result in the body of the `with` statement.
+    """Check for replaced functions once, for all calls of `global_change` in the body of the `with` statement.
 
-    The body computes a batch, or a component for a batch. Bodies of several threads may overlap: after the first of
-    them has ended, each call of `global_change` in the others looks for replaced functions again.
+    The body computes a batch, or a component for a batch. Bodies of several threads may overlap. When one of them ends,
+    the record is no longer used, and `global_change` checks at each call again.
     """
     GlobalChangeCheck.found, GlobalChangeCheck.is_open = replaced_function(), True
     try:

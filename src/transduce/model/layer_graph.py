@@ -232,9 +232,9 @@ def unsupported_settings(table: "SupportTable", config: ModelConfig) -> list[str
 
 
 def _window(radius: int | None, *, causal: bool) -> str:
-    """Return the value of the aspect `attention window`: `none`, or the side or sides on which a query sees keys.
+    """Return the name of an attention window in layer graphs: "none", "past" or "some".
 
-    `past` is a window of positions before the query, and `some` one of positions on both sides.
+    "past" is a window of positions before the query, and "some" a window on both sides of it.
     """
     return "none" if radius is None else "past" if causal else "some"
 
@@ -416,14 +416,19 @@ class _Describer:
         return value
 
     def must_be(self, path: str, quantity: str, actual: object, setting: str, expected: object = None) -> None:
-        """Check that a module's value follows from the configuration, and raise an UnknownError otherwise.
+        """Check that a property of a module agrees with the configuration.
+
+        Without a configuration, nothing is checked.
 
         Args:
             path: the module's dotted name.
-            quantity: the name of the value in a message, such as "norm".
-            actual: the value that the module has.
+            quantity: the name of the property in a message, such as "norm".
+            actual: the property that the module has.
             setting: the setting's name.
-            expected: the value that follows from the setting; None: the setting itself.
+            expected: what the property must be; None: the value of the setting.
+
+        Raises:
+            UnknownError: the property differs.
         """
         if self.config is None:
             return
@@ -593,9 +598,11 @@ class _Describer:
         return Sublayer(path, module, residual, order, (*(() if before is None else (before,)), *inside, *ending))
 
     def norm(self, path: str, norm: nn.Module) -> Norm:
-        """Return the `Norm` description of a normalization: the module, its kind and its epsilon.
+        """Return the `Norm` description of a normalization: its module, kind and epsilon.
 
-        Kind and epsilon must agree with the configuration. A norm without weights is refused as unknown.
+        Raises:
+            UnknownError: the module's class is unknown; it has no weight, epsilon or, for LayerNorm, bias; or its kind
+                or epsilon is not that of the configuration.
         """
         kind = _NORMS[self.class_of(path, norm, *_NORMS)]
         epsilon = self.get(norm, "epsilon" if kind == "batch" else "eps")
@@ -644,12 +651,12 @@ class _Describer:
             self.must_be(f"{path}.{name}", "epsilon", self.get(norm, "eps"), "norm_epsilon")
 
     def score(self, path: str, score: Any) -> tuple[str, bool, float | None]:
-        """Return a tuple for an attention's score: the name, True if attention is hard, and the scale (None: default).
+        """Return a tuple that describes an attention score: its name, True if attention is hard, and its scale.
 
-        A `score` module of None stands for the scaled dot product.
+        A scale of None is the default. A `score` of None stands for the scaled dot product.
 
         Raises:
-            UnknownError: the score's class is not registered, or it differs from the model's configuration.
+            UnknownError: the score's class is not registered, or a property differs from the model's configuration.
         """
         if score is None:
             self.must_be(path, "score", "scaled", "attention_score")
@@ -685,9 +692,12 @@ class _Describer:
         return [inner, Activate(name, is_gated, module.dropout), self.linear(f"{path}.outer", module.outer, d_ff, None)]
 
     def linear(self, path: str, module: nn.Module, inputs: int | None, outputs: int | None) -> LinearOperation:
-        """Describe a linear layer as a `LinearOperation`, after a check of its numbers of inputs and outputs.
+        """Return the `LinearOperation` of a linear layer.
 
-        A number of None stands for the model width. Number formats whose modules lack these numbers are not checked.
+        The numbers of inputs and outputs are checked, unless the class records none. None stands for the model width.
+
+        Raises:
+            UnknownError: the class is unknown, or the numbers differ.
         """
         self.class_of(path, module, LinearModule)
         if self.config is not None and (sizes := SIZES.get(unwrapped_class(module))) is not None:

@@ -233,18 +233,19 @@ class StackPositions(nn.Module):
         cache: DecoderCache | None = None,
         end: int | None = None,
     ) -> tuple[AttentionMask | Window | None, PositionEffect]:
-        """Return the attention mask and the position encodings that all layers of a stack use in one pass.
+        """Return the attention mask and the position effects that all layers of a stack share.
 
         Args:
             x: the embedded inputs, (B, T, D).
-            mask: hides padding, or positions that a hypothesis does not see; None in a decoder: the look-ahead mask.
+            mask: hides padding, or positions that a hypothesis does not see. None: a decoder uses the look-ahead mask,
+                and an encoder hides nothing.
             positions: the positions of the inputs, (T,) or (B, T); None: the next ones after the cached positions.
-            cache: the cache of a decoder; if the model needs positions in attention, they are added to it.
-            end: an upper bound that all positions are below, if it is known.
+            cache: the cache of a decoder. The positions are added to it if attention depends on them.
+            end: a number above all positions, if it is known.
 
         Returns:
-            The mask of self-attention (for a long sequence with a window, a `Window`; None: nothing is hidden), and a
-            `PositionEffect`: the rotary embedding, and the first key in reach.
+            A tuple of the mask of self-attention and a `PositionEffect`. The mask is None if nothing is hidden, and a
+            `Window` for a long sequence with a window.
         """
         length, cached = x.shape[1], 0 if cache is None else cache.length
         # A mask of length × length would cost more than the window saves.
@@ -280,10 +281,12 @@ def _rotary(config: ModelConfig) -> RotaryPositions:
 
 
 def _narrow(mask: AttentionMask | None, near: AttentionMask) -> tuple[AttentionMask, int]:
-    """Combine a mask, or None, with the window mask `near`, and leave out the leading keys that no query reaches.
+    """Combine an attention mask with the window mask `near`, and drop the leading keys that no query reaches.
+
+    `mask` may be None.
 
     Returns:
-        The mask of the remaining keys, and the number of keys that were left out.
+        The mask of the remaining keys, and the number of dropped keys.
     """
     reached = near.allowed.flatten(0, 2).any(dim=0)  # (L,)
     first = int(reached.to(torch.int8).argmax())

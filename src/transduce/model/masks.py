@@ -220,17 +220,17 @@ def window_mask(query_positions: Tensor, key_positions: Tensor, radius: int) -> 
 
 
 def band_mask(block: int, radius: int, present: Tensor, *, causal: bool) -> AttentionMask:
-    """Return the window mask of a sequence cut into N blocks of queries, which see their own and neighboring blocks.
+    """Return the mask of windowed attention for N blocks of queries, which see their own and neighboring blocks.
 
     Args:
         block: b, the number of queries in a block; at least the radius.
         radius: the greatest distance of a key that a query attends to.
-        present: True at positions that are not padding. If causal, (B, b + N × b): the block before the first one, then
-            the N blocks. Otherwise one more block follows at the end.
-        causal: a block sees only itself and the block before it, and no query sees its future.
+        present: True at positions that are not padding, (B, positions). It covers the block before the first one and
+            then the N blocks. If not causal, one more block follows at the end.
+        causal: True if no query sees later positions. A block then sees only itself and the block before it.
 
     Returns:
-        A mask of shape (B × N, 1, b, 2b or 3b).
+        A mask of shape (B × N, 1, b, 2b), or (B × N, 1, b, 3b) if not causal.
     """
     span = 2 * block if causal else 3 * block
     keys = torch.arange(-block, span - block, device=present.device)

@@ -59,10 +59,11 @@ def interleaving(d_model: int) -> Tensor:
 
 
 class _Tabulated(nn.Module):
-    """A base class of modules with a table, (rows, width), whose row for a position follows from the position alone.
+    """A base class of modules that look up positions in a table, (rows, width).
 
-    The table is in the attribute `table`, and is extended for longer sequences. It is no buffer, because averages of
-    weights and PyTorch's DDP copy buffers, and tables of two models differ in length.
+    The row of a position does not depend on the sequence. The table is in the attribute `table`, and grows for longer
+    sequences. It is not a buffer, because weight averages and PyTorch's DDP copy buffers, and the tables of two models
+    may differ in length.
     """
 
     def __init__(self, width: int) -> None:
@@ -111,7 +112,7 @@ class SinusoidalPositions(_Tabulated):
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Add position encodings to embeddings: (B, T, D) to (B, T, D).
 
-        `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
+        `positions`, (T,) or (B, T), defaults to 0 … T-1. `end`, if it is known, is greater than all positions.
         """
         first = self.offset
         table = self.until(first + _end(x, positions, end), x.device, x.dtype)
@@ -123,10 +124,10 @@ class SinusoidalPositions(_Tabulated):
 
 
 def _end(x: Tensor, positions: Tensor | None, end: int | None) -> int:
-    """Return a number above all positions of embeddings x, (B, T, D), so that a table can be made long enough.
+    """Return the number of table rows that the positions of embeddings x, (B, T, D), need.
 
-    Without `positions` this is T. Otherwise it is `end` or, if `end` is None, the greatest position plus 1, which is
-    slow to read from a GPU.
+    Without `positions` it is T. With `positions` it is `end` or, if `end` is None, the greatest position plus 1.
+    Reading the greatest position from a GPU is slow.
     """
     if positions is None:
         return x.shape[1]
@@ -145,7 +146,7 @@ class LearnedPositions(nn.Module):
     def forward(self, x: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Add position encodings to embeddings: (B, T, D) to (B, T, D).
 
-        `positions` defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
+        `positions`, (T,) or (B, T), defaults to 0 … T-1. `end`, if it is known, is greater than all positions.
 
         Raises:
             TransduceError: a position, or `end` - 1, has no row in the table.
@@ -179,7 +180,7 @@ class NoPositions(nn.Module):
 def build_embedding_positions(config: ModelConfig) -> SinusoidalPositions | LearnedPositions | NoPositions:
     """Build the module that adds position encodings to embeddings.
 
-    Rotary embeddings and biases act in self-attention instead: then, and in recurrent models, this module adds none.
+    The module adds nothing if positions act in self-attention (rotary embeddings and biases), or in a recurrent model.
     """
     if config.kind == "recurrent":
         return NoPositions()
@@ -214,9 +215,9 @@ class Rotation(NamedTuple):
 
 
 class PositionEffect(NamedTuple):
-    """The effect of positions on the self-attention of all layers: a rotary embedding, and the first key in reach.
+    """The effect of positions on self-attention, which all layers share.
 
-    Biases by position are in the mask.
+    It does not include a bias of the scores, which is in the mask.
     """
 
     rotation: Rotation | None = None
@@ -263,9 +264,9 @@ class RotaryPositions(_Tabulated):
 
 
 def _scaled_frequencies(frequency: Tensor, scaling: RotaryScaling) -> Tensor:
-    """Return the frequencies of rotary embeddings for a longer context than in pre-training (Llama 3.1), (K / 2,).
+    """Scale the frequencies of rotary embeddings, (K / 2,), for a longer context than in pre-training (Llama 3.1).
 
-    Low frequencies are divided by the scaling's factor, high ones stay, and the change between is gradual.
+    Low frequencies are divided by `scaling.factor`, and high ones stay. Between them the divisor changes gradually.
     """
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     rotations = scaling.original_length * frequency / (2.0 * math.pi)  # rotations within the original context

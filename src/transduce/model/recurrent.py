@@ -24,10 +24,11 @@ from transduce.model.transformer import DecodingState, SequenceToSequence
 
 
 class MemoryAttention(nn.Module):
-    """Attention of decoder states to the memory (Bahdanau et al. 2015, Luong et al. 2015).
+    """Attention of decoder states to the encoder's output (Bahdanau et al. 2015, Luong et al. 2015).
 
-    A state s is compared with a vector h of the memory directly, as in Luong et al.: s · h, or s W h with the score
-    `general`. The additive score is v · tanh(W s + U h). The result is an average of the memory itself.
+    The score of a decoder state s and an encoder state h is s · h (`dot`), s · h times a factor (`scaled`), s W h
+    (`general`) or v · tanh(W s + U h) (`additive`). The result is a weighted average of the encoder states, without a
+    projection.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -160,8 +161,8 @@ class RecurrentEncoderLayer(nn.Module):
 
         Args:
             x: inputs, padded at the right.
-            reversal: the index of each position when its sentence is read from the end, (B, S). Padding stays at its
-                index, because it follows the sentence in either direction.
+            reversal: the indices of the positions in reversed order, (B, S), as `reversal_permutation` returns them.
+                Padding keeps its index.
         """
         ahead: Tensor = self.ahead(x)[0]
         if self.back is None:
@@ -245,7 +246,7 @@ class RecurrentDecoderLayer(nn.Module):
 
 
 def _entry_of_past(hidden: Tensor, cell: Tensor | None) -> Tensor:
-    """Return hidden states (N, D), joined with an LSTM's cell states, as one more past step: (N, 1, D or 2 D)."""
+    """Return the record of a past step, (N, 1, D or 2 D), from hidden states and, for an LSTM, cell states, (N, D)."""
     return (hidden if cell is None else torch.cat([hidden, cell], dim=-1))[:, None]
 
 
@@ -385,7 +386,10 @@ class Recurrent(SequenceToSequence):
         return self._run(x, memory, memory_mask, cache, trace).view(*tokens.shape, -1)
 
     def _started(self, cache: RecurrentCache, memory: Tensor, mask: AttentionMask) -> RecurrentCache:
-        """Return the cache; if it is empty, first store the decoder's initial state, made from the encoder's output."""
+        """Return the cache, after it is filled with the decoder's initial state if it was empty.
+
+        The initial state is made from the encoder's output.
+        """
         if cache.layers:
             return cache
         summary = self._summary(memory, mask)
@@ -436,9 +440,9 @@ class Recurrent(SequenceToSequence):
     def _advance(
         self, x: Tensor, memory: Tensor, mask: AttentionMask, cache: RecurrentCache, trace: AttentionTrace | None
     ) -> Tensor:
-        """Compute the outputs of all layers and the attention for N hypotheses, (N, T, D) to (N, T, D).
+        """Run all decoder layers and the attention on embedded inputs of N hypotheses, (N, T, D) to (N, T, D).
 
-        T is 1 if a step's input depends on the output of the step before.
+        If a step's input depends on the output of the step before, the caller passes one step at a time (T = 1).
         """
         parts = [x]
         if cache.context is not None:
@@ -472,10 +476,12 @@ class Recurrent(SequenceToSequence):
 
 
 def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: int) -> None:
-    """Append the attention weights of several calls of a recurrent decoder to a trace, as if they came from one call.
+    """Join the attention weights of several decoder calls, and append the result to a trace.
+
+    The trace is then equal to that of a single call.
 
     Args:
-        steps: a trace with the weights of all calls, one after another; each call appended one tensor for each layer.
+        steps: the weights of all calls, one call after another. Each call appended one tensor for each layer.
         trace: receives the joined weights.
         calls: the number of calls.
         width: the number of hypotheses of each sentence.
@@ -489,7 +495,7 @@ def _join(steps: AttentionTrace, trace: AttentionTrace, *, calls: int, width: in
 
 
 class RecurrentState(DecodingState):
-    """A decoding state of a recurrent model; a cell state is copied where several hypotheses continue it."""
+    """A decoding state of a recurrent model."""
 
     def __init__(self, model: Recurrent, source_ids: Tensor) -> None:
         """Create a decoding state: encode the source token ids (B, S) with `model`."""

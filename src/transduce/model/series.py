@@ -40,16 +40,16 @@ class ValueEmbedding(Embedding):
     def embed(self, values: Tensor, positions: Tensor | None = None, end: int | None = None) -> Tensor:
         """Embed C numbers for each point in time, (B, T, C), as vectors, (B, T, D).
 
-        `positions`, (T,), defaults to 0 … T-1; `end` is an upper bound that they are below, if it is known.
+        `positions`, (T,), defaults to 0 … T-1. `end`, if it is known, is greater than all positions.
         """
         return self.complete(self.values(values), positions, end=end)
 
 
 class SeriesTransformer(EncoderDecoderLayers):
-    """An encoder of past values and a decoder of future values, both numbers; positions continue from past to future.
+    """An encoder-decoder Transformer that reads past values and predicts future values.
 
-    With S past points, the decoder's first input has position S. The caller normalizes the numbers. The decoder's first
-    input is the last number of the past, and each further input is the number before the one to predict.
+    The caller normalizes the values. The decoder's first input is the last past value. Each further input is the value
+    before the one to predict. Positions in the decoder start at S, the number of past points.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -107,14 +107,13 @@ class SeriesTransformer(EncoderDecoderLayers):
         return SeriesPrediction(means, log_deviations.clamp(*_LOG_DEVIATIONS))
 
     def roll_out(self, past: Tensor, steps: int, *, generator: torch.Generator | None = None) -> SeriesPrediction:
-        """Predict T points one after another, each from the predictions before it: a `SeriesPrediction`, (B, T, C).
-
-        If values are drawn, the result has the drawn values as `means`.
+        """Predict T points, each from the predictions before it: a `SeriesPrediction`, (B, T, C).
 
         Args:
             past: (B, S, C).
             steps: T.
-            generator: draws each value from its distribution, if the model predicts deviations; None: values are means.
+            generator: draws each point from its predicted distribution; the result then has the drawn values as
+                `means`. None, or a model without deviations: the point is the mean.
         """
         memory, cache = self.encode(past), self.new_cache()
         newest, predictions = past[:, -1:], []
