@@ -79,9 +79,10 @@ def module_command(name: str) -> list[str]:
 
 
 def child_environment(*, stops_with_parent: bool = False) -> dict[str, str]:
-    """Return a dict of environment variables for a Python subprocess, in which this package is found first.
+    """Return a dict of environment variables for a Python subprocess that imports this package.
 
-    With `stops_with_parent`, a `transduce` command in the subprocess ends when this process has ended, even by SIGKILL.
+    The variables put this package first on the subprocess's search path. With `stops_with_parent`, a `transduce`
+    command in the subprocess stops when this process has ended for any reason.
     """
     paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     parent = {_PARENT: str(os.getpid())} if stops_with_parent else {}
@@ -123,10 +124,10 @@ _SECONDS_BETWEEN_CHECKS = 1.0
 
 
 def stop_with_parent() -> None:
-    """Send SIGTERM to this process when its parent, which a thread watches, has ended: training then saves.
+    """Start a thread that sends SIGTERM to this process when its parent has ended.
 
-    Nothing happens unless the environment asks for it (`child_environment`). Where the system does not replace the
-    parent of such a process (Windows), the process goes on.
+    Training saves when it receives SIGTERM. No thread is started unless the parent asked for it (`child_environment`).
+    On Windows the signal is never sent, because a process keeps the id of its ended parent.
     """
     parent = os.environ.pop(_PARENT, "")
     if not parent.isdigit():
@@ -256,10 +257,10 @@ def release_library(name: str) -> None:
 
 @cache
 def _unwritten(name: str, ranges: tuple[str, ...]) -> list[tuple[int, int]]:
-    """Return a list of the (start, end) addresses of a library's read-only mappings without a page that was written.
+    """Return a list of the (start, end) addresses of a library's read-only mappings that this process never wrote to.
 
-    Nothing can be written to them later, so they are looked up once: that takes tens of milliseconds in a process with
-    many mappings.
+    The result is cached, because looking it up takes tens of milliseconds in a process with many mappings. It does not
+    change: nothing can be written to a read-only mapping later.
 
     Args:
         name: prefix of the library's file name.

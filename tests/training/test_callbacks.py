@@ -22,6 +22,7 @@ from transduce.training.callbacks import (
     RunEnd,
     RunStart,
     TensorBoardTracker,
+    Tracker,
     WandbTracker,
 )
 from transduce.training.events import TrainEvent, ValidationEvent
@@ -171,6 +172,25 @@ def test_a_tracker_without_its_package_is_refused_up_front(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(TransduceError, match=r"WandbTracker needs the package wandb, .* 'transduce\[track\]'"):
         WandbTracker()
+
+
+def test_a_tracker_of_ones_own_needs_no_package(settings: dict[str, Any], tmp_path: Path) -> None:
+    logged: list[dict[str, float] | RunEnd] = []
+
+    class Mine(Tracker):
+        def begin(self, module: Any, event: RunStart) -> None:
+            pass
+
+        def log(self, numbers: dict[str, float], step: int) -> None:
+            logged.append(numbers | {"step": step})
+
+        def finish(self, event: RunEnd) -> None:
+            logged.append(event)
+
+    run(tmp_path / "m", settings, Mine())
+    *numbers, end = logged
+    assert isinstance(end, RunEnd)
+    assert {each["step"] for each in numbers if isinstance(each, dict)} == {5, 6, 10, 12}  # reports and validations
 
 
 def test_wandb_tracker_logs_validations_offline(settings: dict[str, Any], tmp_path: Path) -> None:

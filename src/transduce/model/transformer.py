@@ -47,12 +47,12 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the encoder's output for embedded inputs, (B, S, D) to (B, S, D).
+        """Return the encoder's output for embedded inputs: (B, S, D) to (B, S, D).
 
         Args:
             x: the embedded inputs.
-            mask: hides padding; None: there is none.
-            present: the positions that a BatchNorm counts, (B, S); None: all.
+            mask: hides the padding; None: nothing is hidden.
+            present: True at the positions that count in the statistics of a BatchNorm, (B, S); None: all count.
             trace: receives the attention weights.
         """
         stack = self.encoder_positions, self.encoder_layers, self.encoder_norm
@@ -71,10 +71,11 @@ class EncoderDecoderLayers(nn.Module):
         present: Tensor | None = None,
         trace: AttentionTrace | None = None,
     ) -> Tensor:
-        """Return the output of the decoder's last layer and its norm for embedded inputs x, (B, T, D) to (B, T, D).
+        """Return the decoder's output for embedded inputs `x`: (B, T, D) to (B, T, D).
 
-        Without a `mask`, self-attention has the look-ahead mask. Other arguments are those of `Transformer.decode`;
-        `present` marks the positions that a BatchNorm counts, (B, T).
+        The final norm, if the model has one, is applied. Without a `mask`, self-attention has the look-ahead mask.
+        `present`, (B, T), is True at the positions that count in the statistics of a BatchNorm. `Transformer.decode`
+        explains the other arguments.
         """
         stack = self.decoder_positions, self.decoder_layers, self.decoder_norm
         return run_stack(
@@ -131,18 +132,21 @@ class LogitsState(DecodingState, Protocol):
 
 
 class Ancestry:
-    """A record of the cached positions that belong to the past of each beam hypothesis, as a mask (B, W, L)."""
+    """A record of the cached positions that each beam hypothesis may attend to, as a mask (B, W, L)."""
 
     def __init__(self, present: Tensor) -> None:
-        """Record one hypothesis per sentence; `present`, (B, L), is True at the cached positions that exist."""
+        """Create the record of one hypothesis per sentence.
+
+        `present`, (B, L), is True at the cached positions that hold a token, and False at padding.
+        """
         self.ancestors = present[:, None]  # (B, W, L)
         self.sees_all = present.shape[1] == 0  # True while every hypothesis descends from all cached positions
 
     def extend(self, width: int) -> AttentionMask | None:
         """Add a cached position for each of a sentence's W hypotheses, and return the attention mask (B, 1, W, L).
 
-        A hypothesis sees its own new position and those of its ancestors. The result is None if every hypothesis may
-        attend to all cached positions.
+        A hypothesis may attend to its new position and to the positions of its ancestors. The result is None if every
+        hypothesis may attend to all cached positions.
         """
         batch, _, length = self.ancestors.shape
         self.sees_all = self.sees_all and width == 1
@@ -221,7 +225,8 @@ class SequenceToSequence(VocabularyModel):
             (B, T, V).
 
         Raises:
-            TransduceError: an id is not in the vocabulary, or the numbers of sources and targets differ.
+            TransduceError: an argument is no tensor of token ids, an id is not in the vocabulary, or the numbers of
+                sources and targets differ.
         """
         sizes = self.config.source_vocabulary_size, self.config.target_vocabulary_size
         with checked_ids(source_ids=(source_ids, sizes[0]), target_input_ids=(target_input_ids, sizes[1])):
@@ -312,12 +317,14 @@ class Transformer(SequenceToSequence, EncoderDecoderLayers):
 
 @contextmanager
 def checked_ids(**inputs: tuple[Tensor, int]) -> Iterator[None]:
-    """Check the token ids of a model's `forward`, in the body of a `with` statement that computes it.
+    """Check token ids while the body of a `with` statement computes a model's `forward`.
 
-    Types and shapes are checked at once; ids outside the vocabulary are reported if an embedding lookup fails.
+    Types, shapes and numbers of rows are checked before the body. If an embedding lookup in the body fails, the error
+    names the id that is not in the vocabulary.
 
     Args:
-        inputs: a pair for each argument, passed by the argument's name: token ids, (B, T), and their vocabulary's size.
+        inputs: for each argument of `forward`, by its name: a pair of the token ids, (B, T), and the size of their
+            vocabulary.
 
     Raises:
         TransduceError: an argument is no tensor of token ids, an id is not in the vocabulary, or the numbers of sources
@@ -391,11 +398,15 @@ class Encoder(VocabularyModel):
     def forward(self, ids: Tensor, token_types: Tensor | None = None) -> Tensor:
         """Return the logits of the token at each position: (B, S) to (B, S, V).
 
-        They come from the masked language head, if the model has one, and the output projection.
+        The output projection computes the logits, after the masked language head if the model has one.
 
         Args:
             ids: token ids, padded at the right.
-            token_types: the segment of each token, for models that have token types.
+            token_types: the segment of each token, (B, S), for models with token types; None: all are 0.
+
+        Raises:
+            TransduceError: `ids` is no tensor of token ids, an id is not in the vocabulary, or the model lacks the
+                masked language head that its embedding size requires.
         """
         with checked_ids(ids=(ids, self.config.source_vocabulary_size)):
             states, _ = self.encode(ids, token_types=token_types)
@@ -406,8 +417,10 @@ class Encoder(VocabularyModel):
     ) -> tuple[Tensor, AttentionMask]:
         """Return a state for each token, (B, S) to (B, S, D), and the attention mask that hides padding.
 
-        `token_types`, (B, S), are the tokens' segments, for models that have them; `trace` receives the attention
-        weights.
+        Args:
+            ids: token ids, padded at the right.
+            token_types: the segment of each token, (B, S), for models with token types; None: all are 0.
+            trace: receives the attention weights.
         """
         check_ids(ids, "ids")
         mask = padding_mask(ids, self.config.pad_id)
@@ -417,13 +430,14 @@ class Encoder(VocabularyModel):
         return run_stack(*stack, x, mask, present=present, weights_out=weights_out), mask
 
     def head_states(self, states: Tensor) -> Tensor:
-        """Return what the output projection reads, for any of the encoder's states: (…, D) to (…, E).
+        """Convert the encoder's states to the inputs of the output projection: (…, D) to (…, E).
 
-        A masked language head, if the model has one, is applied. A masked language model needs the states of masked
-        positions only.
+        The masked language head is applied, if the model has one. To predict masked tokens, the states of the masked
+        positions suffice.
 
         Raises:
-            TransduceError: the model has no such head, but embeddings of another width than its states.
+            TransduceError: the embeddings have another width than the states, and the model has no masked language
+                head.
         """
         if self.masked_language_head is None and self.config.embedding_size is not None:
             raise TransduceError(
@@ -433,9 +447,9 @@ class Encoder(VocabularyModel):
         return self.scale_output(states if self.masked_language_head is None else self.masked_language_head(states))
 
     def pool(self, states: Tensor) -> Tensor:
-        """Return one vector for each sequence, the pooled first state: (B, S, D) to (B, D).
+        """Return one vector for each sequence, computed from the state of its first token: (B, S, D) to (B, D).
 
-        It is a linear layer of the state, followed by the activation `pooler_activation` (tanh in BERT).
+        The pooler is a linear layer, followed by the activation `pooler_activation` (tanh in BERT).
 
         Raises:
             TransduceError: the model has no pooler.
@@ -483,7 +497,11 @@ class Decoder(VocabularyModel):
         initialize(self)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits of each next token: token ids (B, T), padded at the right, to (B, T, V)."""
+        """Return the logits of each next token: token ids (B, T), padded at the right, to (B, T, V).
+
+        Raises:
+            TransduceError: `ids` is no tensor of token ids, or an id is not in the vocabulary.
+        """
         with checked_ids(ids=(ids, self.config.source_vocabulary_size)):
             return self.project(self.hidden(ids))
 
@@ -529,10 +547,11 @@ class Decoder(VocabularyModel):
         return DecoderCache(self.config.num_decoder_layers)
 
     def start(self, source_ids: Tensor, lengths: Tensor | None = None) -> DecodingState:
-        """Read prompts (B, P), padded at the right, and return a decoding state that continues them step by step.
+        """Read prompts (B, P), padded at the right, and return a decoding state that continues them.
 
-        A prompt has at least one token; an empty prompt is the start symbol. In a model whose padding id is the end
-        symbol too, `lengths`, (B,), must give the numbers of tokens of the prompts; None: all but padding.
+        Each prompt needs at least one token: for an empty prompt, pass the start symbol. `lengths`, (B,), are the
+        prompts' numbers of tokens. Without `lengths`, padding ids at the right do not count as tokens. A model that
+        uses the end symbol as its padding needs `lengths`.
         """
         return PromptState(self, source_ids, lengths)
 
@@ -541,9 +560,10 @@ class PromptState(DecodingState):
     """A decoding state of a decoder-only model: a cache with prompts of different lengths and their continuations."""
 
     def __init__(self, model: Decoder, prompt_ids: Tensor, lengths: Tensor | None = None) -> None:
-        """Create a decoding state: process the prompts (B, P) of these lengths (B,) in one pass.
+        """Create a decoding state, and process the prompts (B, P) in one pass.
 
-        Without `lengths`, a prompt ends before the padding at its right.
+        `lengths`, (B,), are the prompts' numbers of tokens. Without `lengths`, a prompt ends before the padding at its
+        right.
         """
         self.model = model
         self.cache = model.new_cache()
@@ -594,5 +614,8 @@ class PromptState(DecodingState):
         self.cache.keep_sentences(rows)
 
     def _read_end(self) -> int:
-        """Return a number above the positions of the next tokens; reading it from a GPU is too slow for each step."""
+        """Return a number that is greater than the position of every prompt's next token.
+
+        The caller keeps the number, because reading positions from a GPU at each step would be too slow.
+        """
         return int(self.next_position.max()) + 1 if len(self.next_position) else 0

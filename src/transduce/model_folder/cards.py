@@ -45,20 +45,28 @@ class TaskCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def labels_among(documents: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a tuple of the class names in the task card among a model folder's text files; empty if there is no card.
+    """Return a tuple of the names of classes or tags in the task card of a model folder.
 
-    `documents` maps the files' names to their texts.
+    The tuple is empty if there is no card, or if its task has no such names.
+
+    Args:
+        documents: the contents of the folder's text files, by file name.
     """
     card = documents.get(TASK_CARD)
     return () if card is None else msgspec.json.decode(card, type=TaskCard).labels
 
 
 def kept_documents(folder: Path) -> dict[str, str]:
-    """Return a dict from names to contents of a folder's text files that writing its model again would lose.
+    """Return the text files that would be lost if the folder's model were written again.
 
-    The files are the task card, the measurements of training lines (which decide how texts are split into sentences),
-    and the profiles of languages. Without a task card in the folder, the card follows from the model's heads, if it
-    can.
+    The files are the task card, the profiles of languages, and the measurements of training lines, which decide how
+    texts are split into sentences. If the folder has no task card, `find_task_card` makes one if it can.
+
+    Returns:
+        A dict from file names to contents.
+
+    Raises:
+        TransduceError: the task card cannot be read, or the Hugging Face model cannot be imported.
     """
     card = find_task_card(folder)
     texts = {} if card is None else {TASK_CARD: card.text()}
@@ -71,11 +79,11 @@ def kept_documents(folder: Path) -> dict[str, str]:
 def find_task_card(folder: Path) -> TaskCard | None:
     """Return the task card of a folder, which names the task that its model was trained for.
 
-    For a Hugging Face encoder, the card is made from the model's output heads. The result is None if the folder has no
-    card and none can be made, as for a translator.
+    For a Hugging Face encoder without a card, the card is made from the model's output heads. The result is None if the
+    folder has no card and none can be made, as for a translator.
 
     Raises:
-        TransduceError: the card cannot be read.
+        TransduceError: the card cannot be read, or the Hugging Face model cannot be imported.
     """
     if (folder / TASK_CARD).is_file():
         return read_json(folder, TASK_CARD, TaskCard)
@@ -176,7 +184,7 @@ def refuse_parsers(folders: Sequence[Path]) -> None:
     A parser is an encoder-decoder too, and would be loaded without a message.
 
     Raises:
-        TransduceError: a folder holds a parser.
+        TransduceError: a folder holds a parser, or its task card cannot be read.
     """
     for folder in folders:
         card = find_task_card(folder)
@@ -195,7 +203,7 @@ def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
         use: what needs such a model, for the error message.
 
     Raises:
-        TransduceError: the folder holds no model, or one for another task.
+        TransduceError: the folder does not exist, its task card cannot be read, or its model is not for this task.
     """
     if not folder.is_dir():
         raise TransduceError(
@@ -214,9 +222,10 @@ def read_task_card(folder: Path, kind: str, *, use: str) -> TaskCard:
 
 
 def _unused_head(folder: Path) -> str | None:
-    """Return what the head of an encoder without a task card does, such as "predicts a number"; None if it has none.
+    """Describe the output head of an encoder that no task here can use, such as "predicts a number".
 
-    The text completes an error message that says why no task here can use the head.
+    The description completes an error message about a folder without a task card. The result is None if the model has
+    no such head or is no encoder.
     """
     if is_hugging_face_folder(folder):
         heads = hugging_face_heads(folder)

@@ -123,7 +123,7 @@ def read_hugging_face_folder(folder: Path) -> HuggingFaceFolder:
 
 
 class HuggingFaceHeads(NamedTuple):
-    """The output heads of a Hugging Face encoder, found from its weights and configuration, which show its task."""
+    """The output heads of a Hugging Face encoder, as its weights and configuration show them."""
 
     masked_language: bool
     """True if the model has a head that predicts masked tokens."""
@@ -172,10 +172,11 @@ def _settings(folder: Path, config: Mapping[str, Any]) -> Settings:
 
 
 def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
-    """Return a tuple of `classes` different names: those of `id2label` in a configuration, or "LABEL_" with a number.
+    """Return the names of the classes in a Hugging Face configuration: a tuple of `classes` different names.
 
-    A class without a name, or with the name of another class, is numbered, as transformers numbers classes without
-    names. If the names still are not all different, every class is numbered.
+    The names are those of `id2label`. A class without a name is named LABEL_ and its number, as in transformers. A
+    class that shares its name with another class is also renamed in this way. If the names still are not all different,
+    every class is named LABEL_ and its number.
     """
     id2label = config.get("id2label")
     labels = id2label if isinstance(id2label, dict) else {}
@@ -186,12 +187,13 @@ def _label_names(config: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 
 
 def hugging_face_notes(folder: Path) -> tuple[str, ...]:
-    """Return a tuple of notes on the import of a Hugging Face folder: what is not used, and what is changed.
+    """Return a tuple of notes for the user who imports a Hugging Face folder.
 
-    These are an encoder's unused head and renamed labels, and a language model's chat template.
+    A note mentions a language model's chat template, an encoder's output head that no task here uses, or an encoder's
+    labels that had to be renamed.
 
     Raises:
-        TransduceError: the model cannot be imported, or its weights are missing.
+        TransduceError: the model cannot be imported, or a file is missing or cannot be read.
     """
     kind, notes = hugging_face_kind(folder), list[str]()
     if kind == "decoder" and read_chat_template(_tokenizer_files(folder)) is not UNSET:
@@ -224,8 +226,8 @@ _SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep",
 def read_chat_template(files: TokenizerFiles) -> ChatTemplate | UnsetType:
     """Return the chat template of a Hugging Face folder with its special tokens; UNSET if there is none.
 
-    It is in chat_template.jinja, or else in tokenizer_config.json or chat_template.json. In a list of named templates
-    it is the one named `default`.
+    The template is in chat_template.jinja. Without this file, it is in tokenizer_config.json or chat_template.json. Of
+    several named templates there, the one named `default` is returned.
 
     Raises:
         TransduceError: a file cannot be read.
@@ -262,7 +264,8 @@ def hugging_face_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a Hugging Face folder, from its generation_config.json and config.json.
 
     Raises:
-        TransduceError: the folder uses a search option that transduce does not support.
+        TransduceError: a file cannot be read, the model is not supported, or the folder uses a search option that is
+            not.
     """
     config = _config(folder)
     settings = _settings(folder, config)
@@ -298,11 +301,11 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def check_hugging_face_folder(folder: Path) -> str:
-    """Return the `model_type` of a Hugging Face folder that can be imported.
+    """Check that a Hugging Face folder can be imported, and return its `model_type`.
 
     Raises:
-        TransduceError: the folder is missing, holds no model, only an adapter, or a model that is not supported or
-            that transduce wrote.
+        TransduceError: the folder is missing, holds no model or holds a PEFT adapter; or its model is not supported, or
+            is in the format of transduce already.
     """
     if not folder.exists():
         raise TransduceError(f"{folder} does not exist: name the folder of a model.")

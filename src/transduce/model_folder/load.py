@@ -69,14 +69,20 @@ def precision_of(model: Model) -> str:
 def convert_to_precision(
     model: _Model, precision: str, machine: Machine, files: Sequence[MappedTensors] = ()
 ) -> _Model:
-    """Return the model at a precision, on the machine's device; "auto" is bf16 or fp32, whichever is faster there.
+    """Convert a model to a precision, move it to the machine's device, and return it.
 
-    The model is converted in place, except for "int8", which makes a new model and leaves the old one unusable. `files`
-    are the files from which the model's weights are mapped; with "int8", the memory of their pages is released
-    meanwhile.
+    The model is converted in place. Only "int8" makes a new model; the old one cannot be used afterwards.
+
+    Args:
+        model: the model.
+        precision: "fp32", "bf16", "int8" or "auto". With "auto", it is bf16 or fp32, whichever is faster on the device.
+        machine: the machine with the device.
+        files: the files that the weights are mapped from. "int8" releases the memory of their pages during
+            quantization.
 
     Raises:
-        TransduceError: the model or the device does not support the precision.
+        TransduceError: the model or the device does not support the precision, the model does not fit in the memory of
+            the GPU, or the device computes wrong outputs.
     """
     if precision == "int8":
         # The result is of a subclass of the model's class.
@@ -205,7 +211,7 @@ def load_models_at(
     Args:
         read: a reader, such as `read_decoder_folder`.
         folders: the model folders.
-        precision: "fp32", "bf16", "int8" or "auto"; the choice of "auto" is the same for several folders.
+        precision: "fp32", "bf16", "int8" or "auto". With "auto", several models all get bf16 or all get fp32.
         device: "cpu", "cuda" or "auto".
         threads: number of compute threads; None: $OMP_NUM_THREADS, or all usable cores.
 
@@ -274,8 +280,9 @@ def read_at_precision(
 ) -> ModelFolder[_Model]:
     """Read a model folder by a function of `read.py`, and convert the model to a precision on the machine's device.
 
-    With "int8", quantized weights are taken from the folder's cache, or are stored there for the next time. With "auto"
-    they are taken only if the cache has a proof that they translate as float32 does on this processor.
+    With "int8", the quantized weights come from the folder's cache. If the cache has none, the model is quantized, and
+    the result is cached. With "auto" on a CPU, cached quantized weights are used only if a stored measurement
+    (`Int8Proof`) shows that they translate as float32 does.
 
     Args:
         read: a reader, such as `read_decoder_folder`.
@@ -288,7 +295,8 @@ def read_at_precision(
         A `ModelFolder` with the converted model.
 
     Raises:
-        TransduceError: the folder cannot be read, or the model does not support the precision.
+        TransduceError: the folder cannot be read, the model does not support the precision, or the weights cannot be
+            stored although `always_store` is True.
     """
     is_int8 = precision == "int8" and machine.device == "cpu"
     may_be_int8 = precision == "auto" and machine.device == "cpu" and has_proofs(folder)
@@ -318,14 +326,15 @@ def read_at_precision(
 
 
 def with_languages(content: ModelFolder[_Model], source: str | None, target: str | None) -> ModelFolder[_Model]:
-    """Return the content of a model folder, set to translate from the language `source` to the language `target`.
+    """Return the content of a model folder, set to translate from `source` to `target`.
 
-    None keeps the model's default or, if the model was trained for several pairs, leaves the choice to
-    `choose_direction`. The content of a model with a fixed language pair is returned unchanged.
+    For a model with language tags, a language that is None stays the model's default. For a model that was trained on
+    several pairs, `choose_direction` chooses a language that is None. The content of a model with a fixed language pair
+    is returned unchanged.
 
     Raises:
-        TransduceError: the model has other languages and no language tags, or lacks a tag for a language; or it has
-            several target languages and `target` is None.
+        TransduceError: a language is empty, a model with a fixed language pair has another language, a model with
+            language tags has no tag for a language, or `choose_direction` refuses the languages.
     """
     check_languages(source, target)
     if content.directions:
@@ -355,10 +364,12 @@ def with_languages(content: ModelFolder[_Model], source: str | None, target: str
 
 
 def has_language_tags(folder: Path) -> bool:
-    """Return whether the model in a folder translates between languages that tags name, as NLLB and mBART do.
+    """Return whether the model in a folder chooses its languages by language tags, as NLLB and mBART do.
+
+    The result is False if the folder has no tokenizer from Hugging Face.
 
     Raises:
-        TransduceError: the files of the tokenizer cannot be read.
+        TransduceError: the files of the tokenizer cannot be read, or the Hugging Face model cannot be imported.
     """
     if is_hugging_face_folder(folder):
         tokenizer: Tokenizer = outline_imported(folder)[0].tokenizer
@@ -389,16 +400,18 @@ def choose_direction(
 ) -> tuple[str | None, str]:
     """Return the pair of source and target language that a multilingual model is to translate, in the model's codes.
 
-    The pair may be new if the model knows the source language and the target language from other pairs.
+    The model need not have been trained for the pair, if it knows both languages from other pairs. The source language
+    of the result may be None.
 
     Args:
         directions: the pairs of source and target language that the model was trained for.
-        source: the source language; None: the only one that occurs with the target. It stays None if there are several.
-        target: the target language; None: the model's only target language.
+        source: the source language. None: if only one source language was trained with the target, it is chosen; if
+            there are several, the result has None.
+        target: the target language. None: the model's only target language.
 
     Raises:
-        TransduceError: a language is empty or unknown to the model, `target` is None and there are several, or both are
-            the same language, which the model was not trained for.
+        TransduceError: a language is empty or unknown to the model; `target` is None, but the model has several target
+            languages; or both languages are the same, and the model was not trained for this pair.
     """
     check_languages(source, target)
     targets = list(dict.fromkeys(target_language for _, target_language in directions))
@@ -427,7 +440,7 @@ def choose_direction(
 
 
 def check_languages(source: str | None, target: str | None) -> None:
-    """Raise an error if one of the languages that a user set is an empty text, such as an unset variable of a shell.
+    """Raise an error if a language that a user set is empty, for example because a shell variable is not set.
 
     Raises:
         TransduceError: a language is empty.
@@ -486,7 +499,11 @@ def check_ensemble(folders: Sequence[Path], contents: Sequence[ModelFolder[Encod
 
 
 def _may_be_same_language(one: str | None, other: str | None) -> bool:
-    """Return whether either code may mean the other: no and nb may, zh-Hans and zh-Hant may not; None: unknown."""
+    """Return whether two language codes may mean the same language; None stands for an unknown language.
+
+    The codes no and nb may mean the same language; zh-Hans and zh-Hant may not. An unknown language may be any
+    language.
+    """
     if one is None or other is None:
         return True
     return fitting_code(one, [other]) is not None or fitting_code(other, [one]) is not None
@@ -505,7 +522,8 @@ def check_parts(name: str, kinds: Sequence[str], models: Sequence[Any], tokenize
         tokenizer: the tokenizer.
 
     Raises:
-        TransduceError: a model is of another kind, or the tokenizer is that of another model.
+        TransduceError: `tokenizer` is no `Tokenizer`, a model is of another kind, or the tokenizer does not match a
+            model.
     """
     if not isinstance(tokenizer, Tokenizer):
         raise TransduceError(f"`tokenizer` must be a Tokenizer, but is {shown_value(tokenizer)}.")
@@ -525,7 +543,8 @@ def summary(name: str, model: AnyModel, *parts: str) -> str:
     Args:
         name: name of the class.
         model: the model.
-        *parts: further details, at least one; the first precedes the model's kind and size, the others follow.
+        *parts: details of the summary, at least one. The first is written before the model's kind and size, such as the
+            languages. The others are written after them.
     """
     config = model.config
     one_side = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
@@ -545,10 +564,10 @@ _MAX_CONTEXT = 1024  # in tokens, if the folder does not specify it and position
 def read_search_settings(folder: Path) -> SearchSettings:
     """Return the default search settings of a model folder.
 
-    The search settings in a run's `settings.toml` take precedence over `generation_config.json`. Of the latter, only
-    the beam size and the limit on repeated n-grams are used, because its length penalty is a different formula. What
-    neither file sets is as in the paper. Folders in Hugging Face's format are searched as transformers' `generate`
-    does.
+    The settings are the table `search` of a run's `settings.toml`. Without this table, only the beam size and the limit
+    on repeated n-grams are read, from `generation_config.json`. The length penalty in this file is not read, because it
+    is a different formula. Settings that are not in the file are as in the paper. Folders in Hugging Face's format are
+    searched as transformers' `generate` does.
 
     Warns: IdleSettingWarning: a stored penalty has no effect beside the other settings.
 
@@ -578,7 +597,7 @@ def read_search_settings(folder: Path) -> SearchSettings:
 def read_max_source_tokens(folder: Path) -> int:
     """Return the maximum source length in tokens that a model was trained with (`data.filters.max_tokens`).
 
-    The default length is returned for folders without `settings.toml` and for Hugging Face folders.
+    If the folder does not store this setting, its default is returned. Hugging Face folders do not store it.
 
     Raises:
         TransduceError: the run's settings cannot be read.
@@ -604,10 +623,11 @@ class _GenerationConfig(msgspec.Struct, frozen=True):
 
 
 def read_max_context(folder: Path, config: ModelConfig) -> int:
-    """Return the maximum number of tokens that a folder's language model attends to: its context length in training.
+    """Return the maximum number of tokens that a folder's language model attends to.
 
-    If the run's settings do not specify the context length, the number of learned positions is returned. With other
-    positions, a Hugging Face folder has the length that its config.json states, and others have 1,024.
+    The context length in training (`task.context`) is returned if the folder stores this setting. Otherwise, the number
+    of learned positions is returned. For a model without learned positions, the number in a Hugging Face folder's
+    config.json is then returned, or 1,024. The result never exceeds the number of learned positions.
 
     Raises:
         TransduceError: the run's settings or config.json cannot be read.

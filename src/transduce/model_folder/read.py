@@ -117,7 +117,9 @@ def read_directions(folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def read_run_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings that the run in a folder stored, as nested dicts with their current names.
+    """Return the settings that a training run stored in its folder, as nested dicts.
+
+    Settings that have been renamed since then get their current names.
 
     Raises:
         TransduceError: the file cannot be read.
@@ -184,7 +186,12 @@ class FolderReader(Generic[M]):
     """A function that reads and checks the folder of one kind of model, in float32, and refuses other models."""
 
     def __init__(self, needed: str, *kinds: type[M]) -> None:
-        """Make the reader of models that are of one of the classes `kinds`; error messages call them `needed`."""
+        """Create a reader of models of certain classes.
+
+        Args:
+            needed: the kind of model in words, for error messages, such as "an encoder-only model".
+            kinds: the classes of models that the reader accepts.
+        """
         self._needed = needed
         self._kinds = kinds
 
@@ -364,10 +371,20 @@ def _read_model(
     *,
     is_quantized: bool = False,
 ) -> tuple[Built, MappedTensors]:
-    """Read the model of a folder in float32; return a pair, the model in evaluation mode and its mapped weights file.
+    """Read the model of a folder in float32; return a pair of the model and its mapped weights file.
 
-    `verified` records that the weights are finite, so that large files are not read again; None: they are checked now.
-    With `is_quantized`, the model will be used with 8-bit weights, for which less memory must be free.
+    The model is in evaluation mode.
+
+    Args:
+        folder: the model folder.
+        config: the model's configuration.
+        build: makes a model from a configuration.
+        verified: records whose weights are finite, so that a large file is checked only once; None: the weights are
+            checked.
+        is_quantized: True if the model will be used with 8-bit weights, which need less free memory.
+
+    Raises:
+        TransduceError: the file is damaged, a weight is not finite, or the memory does not suffice.
     """
     model = _empty_model(folder, config, build)
     stored = model.state_dict()
@@ -412,10 +429,13 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], *, is_quanti
 
 
 def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
-    """Map the weights file of a folder into memory, and return it; its header is checked.
+    """Map the weights file of a folder into memory, check its header, and return the mapped tensors.
 
-    `outline` holds the model's parameters and stored buffers without data; a tensor may be of integers in the file only
-    if it is not floating-point in the model.
+    `outline` holds the model's parameters and stored buffers without data. Tensors that are floating-point there must
+    be floating-point in the file, too.
+
+    Raises:
+        TransduceError: the file is missing or damaged, or holds tensors of another type.
     """
     whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
     return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)
@@ -528,9 +548,13 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manifest, str]:
-    """Read the manifest, check every file against its digest, and return a pair: manifest and the weights' digest.
+    """Read a folder's manifest, and check that every file has the digest that the manifest lists.
 
-    If a check fails but the manifest has changed meanwhile, as during training, the new one is checked.
+    A training run may replace files during the check. If a check fails and the manifest has changed, the files are
+    checked once more with the new manifest.
+
+    Returns:
+        A pair: the manifest, and the SHA-256 (hexadecimal) of the weights file.
 
     Raises:
         TransduceError: transformers saved the folder again, or a file is missing or damaged.
@@ -552,12 +576,15 @@ def _read_checked_manifest(folder: Path, verified: VerifiedFiles) -> tuple[Manif
 
 
 def check_digests(folder: Path, manifest: Manifest, digest: Callable[[Path], str]) -> dict[str, str]:
-    """Check every file that the manifest lists against its digests there; return a dict of digests by file name.
+    """Check that every file in a manifest has one of the digests that the manifest lists for it.
 
     Args:
         folder: the model folder.
         manifest: its manifest.
-        digest: returns the SHA-256 of a file.
+        digest: a function that returns the SHA-256 of a file.
+
+    Returns:
+        A dict from file names to digests.
 
     Raises:
         TransduceError: a file is missing or has another digest.
@@ -611,7 +638,10 @@ def _restore(file: MappedTensors, location: StoredParameter, dtype: torch.dtype)
     Args:
         file: the mapped weights file.
         location: the names of the stored tensors, and how they are joined.
-        dtype: the type of the parameter or buffer in the model. A floating-point result is float32 nevertheless.
+        dtype: the type in the model. Every floating-point type becomes float32.
+
+    Raises:
+        TransduceError: the shapes of the stored tensors do not fit together.
     """
     dtype = torch.float32 if dtype.is_floating_point else dtype
     if location.layout == "rows" and (whole := file.rows(location.names)) is not None:

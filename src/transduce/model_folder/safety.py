@@ -122,7 +122,11 @@ def read_json(folder: Path, name: str, type: type[T], purpose: str = "") -> T:
 
 
 def read_optional_json(folder: Path, name: str) -> dict[str, Any]:
-    """Decode a JSON object of an untrusted folder to a dict, as `read_json`; without the file, the dict is empty."""
+    """Decode a JSON file of an untrusted folder to a dict, which is empty if there is no such file.
+
+    Raises:
+        TransduceError: the file cannot be read, or holds no JSON object.
+    """
     return read_json(folder, name, dict[str, Any]) if (folder / name).is_file() else {}
 
 
@@ -159,7 +163,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class TensorHeader(NamedTuple):
-    """The checked header of a safetensors file: its tensors' entries, its texts, and its bytes."""
+    """The checked header of a safetensors file: the tensors' entries, free texts, and the header as bytes."""
 
     entries: dict[str, TensorEntry]
     """The entry of each tensor, by the tensor's name."""

@@ -165,9 +165,13 @@ def write_tensors(
 
 
 def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file as bytes, beginning with its length, padded to align the data after it.
+    """Return the header of a safetensors file as bytes.
 
-    `outline` gives names, shapes and dtypes of the tensors, whose data follow in its order.
+    The bytes begin with the header's length, and are padded so that the tensors' data after the header are aligned.
+
+    Args:
+        outline: tensors by name, of which only shapes and dtypes are used. The file's data must follow in this order.
+        metadata: free texts by name.
     """
     content: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0

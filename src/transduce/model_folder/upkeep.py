@@ -53,8 +53,8 @@ def verify(folder: str | Path) -> VerifyReport:
     """Read every byte of the files that a model folder's manifest lists, and compare them with its SHA-256 digests.
 
     The manifest lists configuration, weights and vocabularies, but not `task.json`, `directions.json` and other small
-    files, which are checked when they are read. The folder's quantized weights are checked, too; a damaged file of them
-    is removed.
+    files, which are checked when they are read. The quantized weights in the folder's cache are checked, too. A cached
+    file that is damaged is removed.
 
     Args:
         folder: a folder that `transduce train`, `transduce import` or `save` wrote.
@@ -63,7 +63,7 @@ def verify(folder: str | Path) -> VerifyReport:
         A report of the files that were checked.
 
     Raises:
-        TransduceError: a file is missing or damaged, or the folder has no manifest to compare it with.
+        TransduceError: a file is missing or damaged, a weight is not finite, or the folder has no manifest.
     """
     folder = as_path(folder, "The model's folder")
     if is_hugging_face_folder(folder):
@@ -129,9 +129,10 @@ class QuantizeReport(msgspec.Struct, frozen=True):
 def quantize_folder(folder: str | Path) -> QuantizeReport:
     """Store a model's weights in 8 bits, so that it opens with `precision="int8"` in a fraction of a second.
 
-    Opening a large model with `precision="int8"` does the same the first time. The file is in the folder `.transduce`
-    of the model folder, or in the user's cache if the model folder is read-only. It is for processors with the same
-    instruction set, and is not used if the model changes.
+    Without this call, a large model is quantized and stored when it is first opened with `precision="int8"`. The
+    weights are stored in the folder `.transduce` of the model folder. If the model folder is read-only, they are stored
+    in the user's cache. The stored file is for processors with the same instruction set. It is not used after the model
+    has changed.
 
     Args:
         folder: a folder that `transduce train`, `transduce import` or `save` wrote.
@@ -140,7 +141,8 @@ def quantize_folder(folder: str | Path) -> QuantizeReport:
         A report with the path and size of the file.
 
     Raises:
-        TransduceError: the model or this machine does not support `int8`, or the file cannot be written.
+        TransduceError: the folder is not one of transduce, the model or this machine does not support `int8`, the file
+            cannot be written, or another process is writing it.
     """
     folder = as_path(folder, "The model's folder")
     if is_hugging_face_folder(folder):

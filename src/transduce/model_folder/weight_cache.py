@@ -45,8 +45,9 @@ _SPARE_BYTES = 1 << 30  # left free on the disk
 def cache_folders(folder: Path) -> list[Path]:
     """Return a list of the folders that may hold a model folder's cache, the preferred one first.
 
-    A model folder that can be written to has its cache inside; others have it in the user's cache folder too. The list
-    is empty if $TRANSDUCE_CACHE is empty, which disables caching in model folders, too.
+    The first is the folder `.transduce` in the model folder. If the model folder is read-only, a folder in the user's
+    cache is the second. Symbolic links and other users' folders are left out. The list is empty if $TRANSDUCE_CACHE is
+    empty, which disables caching in model folders, too.
     """
     if os.environ.get(CACHE_VARIABLE) == "":
         return []
@@ -62,9 +63,10 @@ def cache_folders(folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _partial_file(path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the path of a new empty file beside `path` in a cache, to write and rename; it is removed if not renamed.
+    """Yield the path of a new empty file in a cache, for the caller to write and to rename to `path`.
 
-    `folder` is the model folder, whose access rights the file gets. A missing cache folder is created.
+    If the caller does not rename the file, it is removed. A missing cache folder is created. The file gets the access
+    rights of the model in `folder`.
     """
     location = path.parent
     location.mkdir(mode=0o755 if location.name == CACHE_FOLDER else 0o700, parents=True, exist_ok=True)
@@ -180,7 +182,7 @@ class PrepackedCache:
 
         Args:
             folder: the model folder.
-            source: one SHA-256 of two things: the file with the original weights, and the model's configuration.
+            source: a SHA-256 that identifies the original weights and the model's configuration.
         """
         self._folder = folder
         self._source = source
@@ -204,10 +206,18 @@ class PrepackedCache:
         return None
 
     def _map(self, location: Path, packed: PackedLayers) -> MappedTensors | None:
-        """Map the prepacked weights in a cache folder, and return them; None if missing, damaged or of another model.
+        """Map the prepacked weights in a cache folder, and return the mapped tensors.
 
-        `packed` is the model with prepacked weights, without data. The whole file is verified unless that was done
-        since it last changed.
+        The result is None if the file is missing, belongs to another model, or has damaged data. The whole file is read
+        and verified, unless that was done since the file last changed.
+
+        Args:
+            location: the cache folder.
+            packed: the model with prepacked weights on the meta device, without data.
+
+        Raises:
+            TransduceError: the file's header is damaged.
+            OSError: the file cannot be read.
         """
         name, outline = _file_name(packed), packed.tensors()
         if not (location / name).is_file():
@@ -227,16 +237,16 @@ class PrepackedCache:
     def store(self, packed: PackedLayers, *, always: bool = False) -> Path | None:
         """Write prepacked weights to a cache file and return its path.
 
-        The result is None if the weights are smaller than 32 MiB (and `always` is not set), if caching is disabled, if
-        nothing could be written, or while another process writes the same file. If no folder can be written to, or the
-        disk is full, a warning says so.
+        The result is None if caching is disabled, or while another process writes the same file. Weights smaller than
+        32 MiB are not written, and the result is None, unless `always` is True. If the file cannot be written, a
+        warning says why, and the result is None.
 
         Args:
             packed: the model with prepacked weights.
             always: True to write small weights too, and to raise an error instead of a warning.
 
         Raises:
-            TransduceError: nothing could be written, and `always` is True.
+            TransduceError: `always` is True, and caching is disabled or the file cannot be written.
         """
         tensors = packed.tensors()
         size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
@@ -424,10 +434,11 @@ def write_proof(prepacked: MappedTensors, sentences: int, comparisons: Sequence[
 
 
 def _identity(prepacked: MappedTensors) -> tuple[str, str, str]:
-    """Return what a measurement of 8-bit weights must have been made with, to be valid for the weights in a file.
+    """Return three values that a measurement of 8-bit weights and the file of these weights must share.
 
-    The result is a triple: the SHA-256 of the 8-bit weights, that of the original weights, and this package's version.
-    The instruction set needs no entry, because it is part of the file's name.
+    Returns:
+        A triple: the SHA-256 of the 8-bit weights, the SHA-256 of the original weights and configuration, and this
+        package's version. The instruction set is part of the file's name.
     """
     metadata = prepacked.header.metadata
     return metadata.get("data", ""), metadata.get("source", ""), version("transduce")

@@ -65,11 +65,15 @@ def has_original_tokenizer(folder: Path) -> bool:
 
 
 def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | None]) -> dict[str, bytes]:
-    """Read the tokenizer files of a Hugging Face folder, and generation_config.json; return a dict of bytes by name.
+    """Return the tokenizer files of a Hugging Face folder: a dict from file names to bytes.
+
+    Chat templates and generation_config.json are included. Named templates and the tokenizer's class are moved to
+    tokenizer_config.json if they are stored elsewhere. A reference to custom code (`auto_map`) is removed there.
 
     Args:
         folder: the folder with the files.
-        languages: source and target language; each replaces the language in the tokenizer's settings, if they name one.
+        languages: source and target language. Each replaces the language in tokenizer_config.json, if one is set there;
+            None: unchanged.
 
     Raises:
         TransduceError: a file cannot be read.
@@ -97,17 +101,20 @@ def read_original_tokenizer(folder: Path, languages: tuple[str | None, str | Non
 
 
 def with_added_tokens(files: Mapping[str, bytes], tokenizer: ImportedTokenizer) -> dict[str, bytes]:
-    """Return the files of a Hugging Face tokenizer, with the symbols that only `tokenizer` has, as bytes by name.
+    """Return the files of a Hugging Face tokenizer, extended by the symbols that only `tokenizer` has.
 
-    Such symbols, which a user may define, are appended to the added tokens of tokenizer.json. Without this file, all
-    files stay unchanged.
+    A user may define such symbols for a training run. They are appended to the added tokens of tokenizer.json. If there
+    is no tokenizer.json, the files are returned unchanged.
 
     Args:
         files: the content of the files by name.
         tokenizer: the tokenizer of the model.
 
+    Returns:
+        The content of the files by name.
+
     Raises:
-        TransduceError: tokenizer.json cannot be read.
+        TransduceError: a file of the tokenizer cannot be read.
     """
     if "tokenizer.json" not in files:
         return dict(files)
@@ -145,12 +152,14 @@ def _texts(value: Any) -> Iterator[str]:
 def carry_original_tokenizer(
     base: Path, folder: Path, languages: tuple[str | None, str | None], before: Tokenizer, now: Tokenizer
 ) -> None:
-    """Copy the files of a base model's Hugging Face tokenizer to a run's folder if they describe its tokenizer.
+    """Copy a base model's Hugging Face tokenizer files to a run's folder, if they describe the run's tokenizer.
 
-    Only imported models have such files. Symbols that extend the vocabulary are added to tokenizer.json; without that
-    file, nothing is copied then. Nothing is copied either for a language model whose tokenizer has no start tokens,
-    because lines begin with the end symbol here. A chat template that the run's tokenizer lacks is left out, and so is
-    generation_config.json, which the run writes itself.
+    The symbols that the run added to the vocabulary are added to tokenizer.json. A chat template is left out if the
+    run's tokenizer has none. generation_config.json is left out, because the run writes its own.
+
+    Nothing is copied if the base model was not imported from Hugging Face, or if the run's tokenizer differs by more
+    than added symbols. Nothing is copied if symbols were added and there is no tokenizer.json. Nothing is copied for a
+    language model of single lines whose tokenizer has no start tokens: here its lines begin with the end symbol.
 
     Args:
         base: the base model's folder.
@@ -242,8 +251,8 @@ class TransformersContent(NamedTuple):
     search: SearchSettings | None = None
     """The model's search settings, for `generate` of transformers; None: unknown."""
     max_positions: int | None = None
-    """The maximum number of tokens that config.json states, and the number of rows of tables of sinusoids; None: 1,024.
-    Learned positions have their own limit.
+    """The maximum number of tokens that config.json states; None: 1,024. Tables of sinusoids get as many rows. Learned
+    positions have a limit of their own.
     """
     is_export: bool = False
     """True for an export to Hugging Face, whose class may hold some weights rounded."""
@@ -377,9 +386,9 @@ def _write_weights(
 
 
 def _known_digests(folder: Path) -> list[str]:
-    """Return a list of all digests of the weights in a folder's manifest; several if a write was interrupted.
+    """Return a list of the digests that a folder's manifest lists for the weights file.
 
-    The list is empty if there is no manifest or it cannot be read.
+    The list has several digests if writing was interrupted. It is empty if there is no manifest or it cannot be read.
     """
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest).sha256.get(WEIGHTS, [])

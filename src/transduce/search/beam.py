@@ -58,9 +58,9 @@ class AttentionCoverage:
         Args:
             scorer: the model, which reports its attention.
             beta: the factor of the penalty.
-            contexts: for each sentence, how many source tokens and target tokens at its start are context. Source
-                tokens of context need no translation, and attention counts only after the target tokens of context.
-                Empty: none.
+            contexts: for each sentence, the number of source tokens and the number of target tokens of document context
+                before it. Source tokens of context count as covered. Attention is summed only after the target tokens
+                of context. Empty: no context.
             device: the device of the attention weights.
         """
         self.scorer = scorer
@@ -329,18 +329,22 @@ class BeamSearch:
         self.thresholds = torch.tensor(thresholds, device=self.sentence_indices.device)
 
     def _threshold(self, finished: list[Hypothesis]) -> float:
-        """Return the score that a hypothesis must exceed to be among a beam group's results; -inf if any is enough.
+        """Return the score that a hypothesis must exceed to become a result of its beam group.
 
-        A single group has `n_best` results, each of several groups as many as it has hypotheses.
+        The score is minus infinity while the group has fewer finished hypotheses than results. A single group has
+        `n_best` results. With several groups, each group has `group_size` results.
+
+        Args:
+            finished: the group's finished hypotheses, best first.
         """
         needed = self.beam.n_best if self.beam.groups == 1 else self.beam.group_size
         return finished[needed - 1].score if len(finished) >= needed else IMPOSSIBLE
 
     def _may_be_returned(self, ended: Candidates) -> Tensor:
-        """Return a mask (B, n), True for ended candidates whose scores may be among a sentence's best results.
+        """Return a mask (B, n) of the ended candidates that may be among their sentence's best results.
 
-        With a coverage penalty or several groups, it is True for all candidates that exist. A small margin allows for
-        rounding.
+        The mask is False for candidates whose scores are clearly too low. With a coverage penalty or several groups, it
+        is True for all candidates that exist.
         """
         exist = ended.totals > IMPOSSIBLE
         if self.coverage is not None or self.beam.groups > 1:
@@ -361,14 +365,18 @@ class BeamSearch:
                 self._finish(row, hypothesis, group, history, ended=False)
 
     def _max_cut(self, row: int, group: int) -> int:  # noqa: ARG002
-        """Return how many live hypotheses of a beam group, best first, become results when their sentence is cut.
+        """Return how many live hypotheses of a beam group become results when their sentence is cut.
 
-        Here that is the whole group; subclasses may allow fewer.
+        A sentence is cut at its maximum length, or when it is abandoned. The best hypotheses of the group are taken.
+        Here these are all; subclasses may allow fewer.
         """
         return self.beam.group_size
 
     def _finish(self, row: int, hypothesis: int, group: int, history: ScoredTokens, *, ended: bool) -> None:
-        """Add a hypothesis to the finished ones of its beam group, of which only the `group_size` best are kept."""
+        """Add a hypothesis to the finished hypotheses of its beam group.
+
+        The group keeps only its `group_size` best finished hypotheses.
+        """
         penalty = 0.0 if self.coverage is None else self.coverage.penalty(row, hypothesis)
         finished = self.finished[self.sentences[row]][group]
         finished.append(
@@ -385,11 +393,10 @@ class BeamSearch:
         del finished[self.beam.group_size :]
 
     def _undecided(self) -> list[list[bool]]:
-        """Return whether a live hypothesis can still become a result: for each of B sentences, a list of G booleans.
+        """Return whether a live hypothesis of each beam group can still become a result: B lists of G booleans.
 
-        There is one boolean for each beam group. Log-probabilities only fall, and coverage penalties are never
-        positive, so a live hypothesis ends with at most its current sum divided by the largest length penalty it can
-        reach.
+        The best score that a live hypothesis can reach is its current log-probability divided by the largest length
+        penalty. This holds because log-probabilities only fall, and coverage penalties are never positive.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1)  # (B, G)
         may_improve = (best_live > IMPOSSIBLE) & (best_live / self.max_penalty > self.thresholds)
@@ -451,10 +458,16 @@ def _extend(history: Tensor, parents: Tensor, newest: Tensor) -> Tensor:
 
 
 class LogProbabilities(WrappedScorer):
-    """A scorer that converts another scorer's logits to log-probabilities, which `generate` and some penalties need."""
+    """A scorer that converts another scorer's logits to log-probabilities.
+
+    `GenerateSearch` needs log-probabilities. In a beam search, penalties of repeated tokens need them, too.
+    """
 
     def __init__(self, scorer: Scorer, *, with_normalizer: bool = False) -> None:
-        """Wrap a scorer; `with_normalizer` keeps the log-sum-exp of the newest logits, (B, W, 1), in `normalizer`."""
+        """Wrap a scorer.
+
+        With `with_normalizer`, the attribute `normalizer` holds the log-sum-exp of the newest logits, (B, W, 1).
+        """
         super().__init__(scorer)
         self.normalizer: Tensor | None = torch.empty(0) if with_normalizer else None
 
@@ -495,7 +508,7 @@ class GenerateSearch(BeamSearch):
     def _finish_candidates(self, ended: Candidates) -> None:
         """Add the ended candidates to the finished hypotheses of their beam groups.
 
-        How many hypotheses of each group ended in this step is stored, for a cut at the maximum length.
+        The number of candidates of each group that ended in this step is stored for `_max_cut`.
         """
         super()._finish_candidates(ended)
         ended_now = (ended.totals > IMPOSSIBLE).unflatten(1, (self.beam.groups, -1))  # (B, G, n / G)
@@ -513,17 +526,18 @@ class GenerateSearch(BeamSearch):
     def _max_cut(self, row: int, group: int) -> int:
         """Return how many live hypotheses of a beam group become results when their sentence is cut.
 
-        The number is the size of the group less the number of its hypotheses that ended in the same step, as in
+        The number is `group_size` minus the number of the group's hypotheses that ended in the same step, as in
         `generate`.
         """
         return self.beam.group_size - self._ended_now[row][group]
 
     def _undecided(self) -> list[list[bool]]:
-        """Return whether a live hypothesis may displace a finished one: for each of B sentences, a list of G booleans.
+        """Return whether the search of each beam group goes on: B lists of G booleans.
 
-        There is one boolean for each beam group. The best live hypothesis is scored as if it ended at its current
-        length or, with `stop` = never, at the maximum length. With `stop` = full, a group that has as many finished
-        hypotheses as its size is False.
+        It goes on while the group has live hypotheses and fewer than `group_size` finished ones. After that, with
+        `stop` = full, it ends. Otherwise, it goes on while the best live hypothesis has a better score than the worst
+        finished one. The live hypothesis is scored as if it ended at its current length or, with `stop` = never, at the
+        maximum length.
         """
         best_live = self.scores.unflatten(1, (self.beam.groups, -1)).amax(dim=-1).tolist()  # (B, G)
         undecided = list[list[bool]]()
@@ -536,10 +550,14 @@ class GenerateSearch(BeamSearch):
         return undecided
 
     def _may_improve(self, finished: list[Hypothesis], bound: float) -> bool:
-        """Return whether a hypothesis with the score `bound` would be among the results of a beam group.
+        """Return whether a live hypothesis could become a result of its beam group.
 
-        `finished` are the group's finished hypotheses, best first. With `stop` = full, no hypothesis displaces them
-        once they are as many as the group's size.
+        It could while the group has fewer than `group_size` finished hypotheses. After that, it must have a better
+        score than the worst of these, and `stop` must not be full.
+
+        Args:
+            finished: the group's finished hypotheses, best first.
+            bound: the score of the group's best live hypothesis; minus infinity if there is none.
         """
         if len(finished) < self.beam.group_size:
             return bound > IMPOSSIBLE

@@ -1,9 +1,9 @@
 """Constrain beam search: translations must contain given phrases.
 
 Dynamic beam allocation (Post and Vilar 2018): hypotheses compete only with those that contain equally many tokens of
-the phrases. A started phrase is thus not lost to better scores elsewhere. No hypothesis ends before it contains all
-phrases, and none grows so long that they and the end symbol no longer fit. A stage is the set of hypotheses that lack
-equally many tokens.
+the phrases. A started phrase is thus not lost to better scores elsewhere. A stage is the set of hypotheses that lack
+equally many tokens. No hypothesis ends before it contains all phrases. No hypothesis grows so long that the missing
+phrases and the end symbol no longer fit.
 Legend: B sentences still in the batch, W hypotheses of each, t tokens so far.
 """
 
@@ -33,9 +33,9 @@ Phrase = tuple[tuple[int, ...], ...]
 
 
 class WordContinuations(NamedTuple):
-    """The ids of tokens that continue a word, and of those after which a word may continue, in scripts with spaces.
+    """Two sets of token ids that show where words end, in scripts with spaces.
 
-    Search uses both sets to know whether a phrase ends at the end of a word.
+    Search uses both sets to check that a phrase ends at the end of a word.
     """
 
     continuing: frozenset[int] = frozenset()
@@ -45,7 +45,7 @@ class WordContinuations(NamedTuple):
 
 
 class PhraseProgress(NamedTuple):
-    """A hypothesis's progress through its sentence's required phrases: those it lacks, and how far one is begun."""
+    """A hypothesis's progress: which of its sentence's required phrases it lacks, and what it has begun of them."""
 
     unmet: frozenset[int]
     """The indices of the sentence's required phrases that the hypothesis does not contain yet."""
@@ -87,7 +87,10 @@ class PhraseMatcher:
         self._containing = self._find_containing_phrases()
 
     def next(self, progress: PhraseProgress, token: int) -> PhraseProgress:
-        """Return the `PhraseProgress` of a hypothesis after `token` is appended; `progress` is the one before."""
+        """Return the `PhraseProgress` of a hypothesis after `token` is appended.
+
+        `progress` is the hypothesis's progress before this token.
+        """
         cached = self._next.get((progress, token))
         if cached is None:
             after = self._follow(progress, token)
@@ -104,9 +107,10 @@ class PhraseMatcher:
         return PhraseProgress(unmet, read[len(read) - begun :], closing)
 
     def missing(self, progress: PhraseProgress) -> int:
-        """Return how many tokens of phrases a hypothesis with this progress lacks, which is the number of its stage.
+        """Return how many tokens of required phrases a hypothesis with this progress lacks.
 
-        Each phrase counts with its shortest alternative, as if phrases shared no tokens.
+        Each missing phrase counts with its shortest alternative, as if phrases shared no tokens. If the hypothesis has
+        begun a phrase, the tokens that it has written are subtracted.
         """
         cached = self._missing.get(progress)
         if cached is None:
@@ -120,7 +124,7 @@ class PhraseMatcher:
         return cached
 
     def next_tokens(self, progress: PhraseProgress) -> set[int]:
-        """Return the set of token ids that start a phrase which a hypothesis lacks, or continue one that it began.
+        """Return the set of token ids that start or continue a phrase that a hypothesis lacks.
 
         Search tries these tokens besides the most probable ones.
         """
@@ -134,11 +138,12 @@ class PhraseMatcher:
         return bounds.most <= num_tokens or (bounds.least <= num_tokens and self.tokens_needed(progress) <= num_tokens)
 
     def tokens_needed(self, progress: PhraseProgress) -> int:
-        """Return the minimum number of tokens after which a hypothesis with this progress contains all phrases.
+        """Return how many more tokens a hypothesis with this progress needs to contain all phrases.
 
-        It is less than `missing` if phrases can share tokens: 1 2 and 2 3 need three tokens. It is greater if a phrase
-        would continue the last word of another one, because a token must separate them. For many phrases that can share
-        tokens, the result may exceed the minimum; so many tokens always suffice.
+        The number is less than `missing` if phrases can share tokens: the phrases 1 2 and 2 3 need three tokens. The
+        number is greater than `missing` if a phrase would continue the last word of another phrase, because a token
+        must separate them. The returned number of tokens always suffices. If many phrases can share tokens, a smaller
+        number may suffice, too.
         """
         bounds = self._find_bounds(progress)
         if bounds.least < bounds.most and self._trials_left > 0:
@@ -146,10 +151,11 @@ class PhraseMatcher:
         return self._bounds[progress].most
 
     def _search_shortest(self, start: PhraseProgress) -> None:
-        """Search the shortest continuation that contains all phrases, and store the bounds of all states on its path.
+        """Search for the shortest continuation that contains all phrases, and store bounds for its states.
 
-        In this A* search (Hart, Nilsson and Raphael 1968), each edge completes one spelling. It stops without a proof
-        that no continuation is shorter when `_MAX_TRIALS` spellings have been tried.
+        In this A* search (Hart, Nilsson and Raphael 1968), each edge completes one spelling, a token sequence of a
+        phrase. When the maximum number of spellings has been tried (`_MAX_TRIALS`), the search stops with the shortest
+        continuation that it has found.
         """
         least, most = self._find_bounds(start)
         paths, shortest = {start: [start]}, (most, [start])
@@ -172,7 +178,11 @@ class PhraseMatcher:
             self._bounds[progress] = _Bounds(most if is_exact else least, most)
 
     def _extend(self, path: list[PhraseProgress]) -> Iterator[list[PhraseProgress]]:
-        """Yield the continuations of a path, a list of states, by the rest of each missing phrase's spellings."""
+        """Yield each extension of a path that completes one spelling of a missing phrase.
+
+        A path is a list of states, one for each token, and a spelling is a token sequence of a phrase. Tokens of the
+        spelling that are already written at the end of the path are not repeated.
+        """
         for _, spelling, length in self._find_beginnings(path[-1]):
             starts = [path]
             if not length and path[-1].closing and self._continues(spelling[0]):
@@ -187,8 +197,9 @@ class PhraseMatcher:
     def _find_bounds(self, progress: PhraseProgress) -> _Bounds:
         """Return a lower and an upper bound of the number of tokens that a hypothesis needs to contain all phrases.
 
-        For the lower bound, each phrase shares as many tokens as it can with another one or with the hypothesis. For
-        the upper bound, the phrases follow one another, and the first one may have begun.
+        The lower bound assumes that each phrase shares as many tokens as possible with another phrase or with the
+        hypothesis. The upper bound assumes that phrases share no tokens. Only the phrase that comes first may share its
+        beginning with the hypothesis.
         """
         cached = self._bounds.get(progress)
         if cached is not None:
@@ -211,7 +222,13 @@ class PhraseMatcher:
         return bounds
 
     def _find_beginnings(self, progress: PhraseProgress) -> list[tuple[int, tuple[int, ...], int]]:
-        """Return the missing phrases' indices and spellings, with each number of tokens that may be written already."""
+        """Return the ways to complete the missing phrases, as a list of triples.
+
+        Returns:
+            Triples of a phrase's index, one of its spellings (token sequences), and a number of the spelling's first
+            tokens with which the hypothesis ends. Each spelling occurs with the number 0, and with every other number
+            that is possible.
+        """
         return [
             (number, spelling, length)
             for number, spelling in self._spellings(progress.unmet)
@@ -219,16 +236,22 @@ class PhraseMatcher:
         ]
 
     def _begun_lengths(self, spelling: tuple[int, ...], read: tuple[int, ...]) -> Iterator[int]:
-        """Yield each number of last tokens in `read`, above 0, that begin a spelling without completing it."""
+        """Yield the lengths of the proper prefixes of a spelling that `read` ends with, the longest first.
+
+        The empty prefix is left out.
+        """
         length = _begun(spelling, self._borders[spelling], read)
         while length:
             yield length
             length = self._borders[spelling][length - 1]
 
     def _count_shared_tokens(self) -> dict[tuple[int, ...], list[tuple[int, int]]]:
-        """Return for each spelling the phrases whose last tokens can begin it, with the maximum number of such tokens.
+        """Return the numbers of tokens by which the end of a phrase can overlap the beginning of each spelling.
 
-        Spellings are looked up by their beginnings, since pairs may be many.
+        Returns:
+            A dict from each spelling (a token sequence of a phrase) to pairs of a phrase's index and a number n: a
+            spelling of that phrase ends with the first n tokens of the key. Pairs are left out if the phrase would then
+            end within a word.
         """
         with_beginning: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for spelling in self._borders:
@@ -243,7 +266,11 @@ class PhraseMatcher:
         return shared
 
     def _find_containing_phrases(self) -> list[set[int]]:
-        """Return for each phrase the indices of the others of which a spelling contains it."""
+        """Return, for each phrase, the indices of the other phrases that contain it.
+
+        A phrase contains another one if one of its spellings (token sequences) contains a spelling of the other one.
+        The contained spelling must not end within a word.
+        """
         containing: list[set[int]] = [set() for _ in self.phrases]
         lengths = sorted({len(spelling) for spelling in self._owners})
         for spelling, owners in self._owners.items():
@@ -281,7 +308,10 @@ def _borders(spelling: tuple[int, ...]) -> list[int]:
 
 
 def _begun(spelling: tuple[int, ...], borders: list[int], read: tuple[int, ...]) -> int:
-    """Return how many of the last tokens in `read` begin a spelling without completing it, in linear time."""
+    """Return the length of the longest proper prefix of a spelling that `read` ends with, in linear time.
+
+    `borders` is the result of `_borders` for the spelling.
+    """
     length = 0
     for token in read:
         if length == len(spelling):
@@ -404,8 +434,8 @@ class ConstrainedSelection(Selection):
     def _options(self, candidates: Candidates, sentence: int, length: int) -> Iterator[_Option]:
         """Yield an `_Option` for each candidate after which all missing phrases and the end symbol still fit.
 
-        They must fit into the maximum length of the sentence. `length` is the number of tokens of a hypothesis
-        including the candidate.
+        The maximum length of the sentence is the limit. A candidate that ends its hypothesis is yielded only if no
+        phrase is missing. `length` is the number of tokens of a hypothesis including the candidate.
         """
         matcher, remaining = self.matchers[sentence], self.max_lengths[sentence] - length
         rows = zip(*(values[0].tolist() for values in candidates), strict=True)
@@ -418,15 +448,19 @@ class ConstrainedSelection(Selection):
 
 
 def allocate(sizes: dict[int, int], *, slots: int, stages: int) -> dict[int, int]:
-    """Return how many hypotheses of each stage stay in the beam: a dict by the number of phrase tokens they lack.
+    """Return how many hypotheses of each stage stay in the beam.
 
-    Every stage gets an equal share of the beam, and the last one, which lacks no token, also the remainder. What a
-    stage does not need goes to other stages, those that lack least first.
+    A stage is the set of hypotheses that lack equally many phrase tokens. Every stage gets an equal share of the beam.
+    The stage that lacks no token also gets the remainder of the division. Slots that a stage cannot fill go to other
+    stages, first to those that lack fewest tokens.
 
     Args:
         sizes: the number of hypotheses to choose from, by the number of phrase tokens they lack.
         slots: the number of hypotheses in the beam.
         stages: the maximum number of stages.
+
+    Returns:
+        A dict from the number of phrase tokens that a stage lacks to its number of hypotheses.
     """
     share = slots // stages
     shares = {missing: min(size, share + (slots % stages if missing == 0 else 0)) for missing, size in sizes.items()}

@@ -56,10 +56,18 @@ class GreedySearch:
         rules: Sequence[Rule] = (),
         reductions: Reductions | None = None,
     ) -> None:
-        """Create a search with `width` hypotheses per sentence, whose next tokens `choose` selects from logits.
+        """Create a search whose hypotheses contain only the start symbol.
 
-        The length penalty, `divisor` with the exponent `alpha`, affects only the reported scores. `reductions` are
-        compiled top-k and log-sum-exp; None: PyTorch's.
+        Args:
+            scorer: the model, at the start of a batch of N sentences.
+            limits: start and end symbol, and the maximum lengths.
+            choose: returns the next token ids, (B, W), for logits, (B, W, V), and the sentences' indices in the input,
+                (B,).
+            width: W, the number of hypotheses for each sentence.
+            alpha: the exponent of the length penalty, which affects only the reported scores.
+            divisor: the formula of the length penalty.
+            rules: rules applied to the logits in turn.
+            reductions: compiled top-k and log-sum-exp; None: PyTorch's.
         """
         sentences, device = len(limits.max_lengths), limits.max_lengths.device
         self.scorer = scorer
@@ -152,10 +160,10 @@ class GreedySearch:
             setattr(self, name, getattr(self, name)[staying])
 
     def _hypothesis(self, tokens: list[int], log_probabilities: list[float], start: int) -> Hypothesis:
-        """Return a `Hypothesis` of the tokens from `start` to the first end symbol, or up to a token that rules forbid.
+        """Return a `Hypothesis` of a sentence's decoded tokens, cut after the first end symbol.
 
-        The tokens include a forbidden token only if rules forbade all. It is left out, and the hypothesis is then not
-        marked as ended.
+        The first `start` tokens, its document context, are left out. If the rules forbade all tokens at a step, the
+        tokens are cut before that step, and the hypothesis is not marked as ended.
         """
         steps = enumerate(zip(tokens, log_probabilities, strict=True))
         last = next((n for n, (token, value) in steps if token == self.eos_id or value == -math.inf), None)
@@ -175,10 +183,11 @@ def make_hypothesis(
     divisor: LengthPenalty = length_penalty,
     start: int = 0,
 ) -> Hypothesis:
-    """Create a hypothesis from its tokens, including the end symbol if it ended, and the tokens' log-probabilities.
+    """Create a hypothesis from its tokens and their log-probabilities.
 
-    The first `start` tokens, its document context, are left out. The score is the sum of the other log-probabilities
-    divided by the length penalty, plus `penalty`, in nats.
+    If the hypothesis `ended`, its last token is the end symbol. The first `start` tokens, its document context, are
+    left out. The score is the sum of the other log-probabilities, divided by the length penalty. The coverage penalty,
+    `penalty` in nats, is then added.
     """
     tokens, log_probabilities = tokens[start:], log_probabilities[start:]
     return Hypothesis(
@@ -249,16 +258,17 @@ def _seed(seed: int, index: int) -> int:
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
-    """Return for each hypothesis the token at which the cumulative probability exceeds a uniform random number.
+    """Draw the next token of each hypothesis, for given random numbers.
 
-    Probabilities are summed in descending order.
+    The probabilities of the tokens that may be drawn are scaled to a sum of 1, and are added in descending order. The
+    result is the first token at which their sum exceeds the random number.
 
     Args:
         logits: (B, W, V), divided by the temperature.
         uniform: random numbers in [0, 1), (B, W).
         top_k: the number of most likely tokens that may be drawn; 0: all.
-        top_p: only the most likely tokens that together have at least this probability may be drawn; with `top_k`,
-            this share of the probability of those tokens.
+        top_p: only the fewest most likely tokens whose probabilities sum to at least this number may be drawn. With
+            `top_k`, the probabilities are first scaled so that those of the `top_k` tokens sum to 1.
         min_p: only tokens with at least this share of the greatest probability may be drawn.
 
     Returns:
@@ -289,7 +299,8 @@ def _draw_among(
         is_all: True if no other token may be drawn.
 
     Returns:
-        The tokens, (N,), and whether each draw is certain, that is, independent of the less likely tokens, (N,).
+        A pair of tensors, (N,): the tokens, and booleans. A boolean is True if a greater `count` would give the same
+        token.
     """
     values, tokens = probabilities.topk(count, dim=-1)  # sorted
     cumulated = values.cumsum(dim=-1)

@@ -133,9 +133,9 @@ class RepetitionPenalty(Rule):
             repetition: multiplies negative scores and divides others (Keskar et al. 2019).
             frequency: subtracted for each occurrence of a token in the output.
             presence: subtracted once for each token in the output.
-            normalizer: None: the scores that `apply` gets are penalized as they are. Otherwise `apply` gets
-                log-probabilities, but the penalty is for logits: this function returns the log-sum-exp, (B, 1 or W, 1),
-                that recovers them. It may return None, which changes nothing.
+            normalizer: a function for a search in which `apply` gets log-probabilities, but the penalty is for logits.
+                It returns the log-sum-exp of the logits, (B, 1 or W, 1), which `apply` adds to recover the logits. If
+                the function returns None, or if there is no function, `apply` penalizes its argument as it is.
         """
         self.before = [list(each) for each in before]
         self.repetition = repetition
@@ -196,10 +196,10 @@ class ForcedPrefix(Rule):
 
 
 class ForcedContext(Rule):
-    """A rule that starts each hypothesis with its sentence's document context, each token with probability 1.
+    """A rule that starts each hypothesis with its sentence's document context.
 
-    The context is the translations of earlier sentences of a document. The wrapped rules apply after it, and see a
-    hypothesis without it.
+    The context is the translations of earlier sentences of a document. Each of its tokens gets the probability 1. The
+    wrapped rules apply after the context, and do not see its tokens.
     """
 
     def __init__(self, contexts: Sequence[Sequence[int]], rules: Sequence[Rule] = ()) -> None:
@@ -236,10 +236,10 @@ def all_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
 
 
 def rules_for_log_probabilities(rules: Iterable[Rule], normalizer: Callable[[], Tensor | None]) -> list[Rule]:
-    """Return a list of these rules in which each `RepetitionPenalty` gets the function `normalizer`.
+    """Return a list of rules that are equivalent to `rules`, but get log-probabilities instead of logits.
 
-    The penalty then applies to logits, although the rules get log-probabilities. Penalties, and rules that wrap others
-    (see `all_rules`), are replaced by copies; the other rules are the same objects.
+    Each `RepetitionPenalty` gets the function `normalizer`, by which it recovers the logits. Penalties, and rules that
+    wrap other rules (see `all_rules`), are copied. The remaining rules are the same objects.
     """
     replaced: list[Rule] = []
     for rule in rules:
@@ -312,14 +312,17 @@ class ForcedToken(Rule):
     """A rule that forces one token at one position, with probability 1."""
 
     def __init__(self, id: int, position: int | Tensor) -> None:
-        """Force token `id` at one position, counted from 0, or at one position for each input sentence, (N,)."""
+        """Create a rule that forces the token `id` at a position.
+
+        The position, counted from 0, is a number, or a tensor (N,) with the position of each input sentence.
+        """
         self.id = id
         self.position = position
 
     def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:
-        """Return logits in which the forced token alone is possible, for sentences whose next position is its position.
+        """Return logits that permit only the forced token, in sentences that have reached its position.
 
-        The token's log-probability is then 0. At other positions the logits stay unchanged.
+        The token's log-probability is then 0. In other sentences the logits stay unchanged.
         """
         position = (
             self.position[sentence_indices]

@@ -82,12 +82,14 @@ class TextObserver(Observer, Protocol):
     """An interface of observers that also receive the partial translations of texts with several sentences."""
 
     def after_text(self, text: int, final: str, draft: str) -> None:
-        """Receive a text's partial translation after a step; not called for a single sentence without spaces around it.
+        """Receive the partial translation of a text after a step of the search.
+
+        The method is not called for a text that is a single sentence without spaces around it.
 
         Args:
             text: the index of the text.
             final: the start of the translation that will not change.
-            draft: this start, followed by the best hypothesis so far for the sentence after it.
+            draft: `final`, followed by the best hypothesis so far for the next sentence.
         """
 
 
@@ -199,7 +201,10 @@ class Search(Protocol):
         """
 
     def results(self) -> list[list[Hypothesis]]:
-        """Return a list of the hypotheses of each sentence of the input, best first; empty for one still decoded."""
+        """Return a list with the hypotheses of each sentence of the input, best first.
+
+        The hypotheses of a sentence that is still being decoded are an empty list.
+        """
 
 
 def run_search(search: Search, observer: Observer | None = None) -> list[list[Hypothesis]]:

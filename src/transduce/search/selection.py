@@ -46,10 +46,18 @@ class Reductions(Protocol):
     def select(
         self, logits: Tensor, normalizer: Tensor | None, scores: Tensor, *, eos_id: int, beam_size: int
     ) -> tuple[Quadruple, Quadruple]:
-        """Return the live and the ended candidates of a beam as `BestSelection` chooses them, for logits (B, W, V).
+        """Return the live and the ended candidates of a beam, chosen as by `BestSelection`.
 
-        Both are four tensors: parents, tokens, token log-probabilities and totals. If `normalizer` is None, the
-        log-sum-exp of the logits is computed. V must be at least 2 × beam_size.
+        Args:
+            logits: (B, W, V), where V is at least 2 × beam_size.
+            normalizer: the log-sum-exp of the logits before the rules, (B, W, 1); None: it is computed from `logits`.
+            scores: each hypothesis's log-probability so far, (B, W).
+            eos_id: the end symbol.
+            beam_size: the number of live candidates of each sentence.
+
+        Returns:
+            The live and the ended candidates. Each are four tensors: parents, tokens, token log-probabilities and
+            totals.
         """
 
 
@@ -58,9 +66,9 @@ _reductions: ContextVar[Reductions | None] = ContextVar("reductions", default=No
 
 @contextmanager
 def use_kernels(reductions: Reductions | None) -> Iterator[None]:
-    """Use compiled reductions in the body of the `with` statement, for all logits that they support; None: PyTorch.
+    """Use compiled reductions in the body of the `with` statement, for all logits that they support.
 
-    Only this thread's context uses them, so that other searches of the process compute as before.
+    If `reductions` is None, PyTorch computes them. Searches in other threads are not affected.
     """
     token = _reductions.set(reductions)
     try:
@@ -70,7 +78,10 @@ def use_kernels(reductions: Reductions | None) -> Iterator[None]:
 
 
 def kernels_for(logits: Tensor, count: int) -> Reductions | None:
-    """Return the compiled reductions to use for the `count` greatest of these logits; None: PyTorch must find them."""
+    """Return the compiled reductions that can find the `count` greatest of these logits.
+
+    The result is None if PyTorch must find the logits.
+    """
     kernels = _reductions.get()
     if kernels is None or logits.shape[-1] < max(_BLOCK, count):
         return None
@@ -98,8 +109,8 @@ def argmax_token(logits: Tensor) -> Tensor:
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` greatest logits of each row, best first, and their indices: (…, V) to two tensors (…, count).
 
-    Without kernels, a long row is searched in blocks of 64: the greatest logits are in the `count` blocks with the
-    greatest maxima, or after the last complete block.
+    Without kernels, long rows are divided into blocks of 64 logits. Then only the `count` blocks with the greatest
+    maxima are searched, and the logits after the last complete block.
     """
     if (kernels := kernels_for(logits, count)) is not None:
         return kernels.top_tokens(logits, count)
@@ -177,9 +188,9 @@ class SelectionStep:
         return SelectionStep(*(values[row : row + 1] for values in parts))
 
     def of_hypotheses(self, hypotheses: slice) -> "SelectionStep":
-        """Return the data of this step for some hypotheses of each sentence, given as a slice, such as one group.
+        """Return the data of this step for a slice of each sentence's hypotheses, such as one beam group.
 
-        Logits, scores and normalizer are cut; the tokens stay those of all hypotheses.
+        Logits, scores and normalizer are those of the slice. The tokens stay those of all hypotheses.
         """
         return SelectionStep(
             self.logits[:, hypotheses],
@@ -205,7 +216,7 @@ class Candidates(NamedTuple):
     """
 
     def take(self, order: Tensor) -> "Candidates":
-        """Return, as `Candidates`, those at the indices `order`, (B, m), of each sentence, in that order."""
+        """Return the candidates of each sentence at the indices `order`, (B, m), in that order."""
         return Candidates(*(values.gather(1, order) for values in self))
 
 
@@ -316,10 +327,10 @@ def score_candidates(step: SelectionStep, parents: Tensor, tokens: Tensor) -> Ca
 
 
 def split(candidates: Candidates, eos_id: int, beam_size: int) -> SelectedCandidates:
-    """Split candidates, sorted best first, into those that end with the end symbol and the best `beam_size` others.
+    """Split candidates into the best `beam_size` that continue and those that end with the end symbol.
 
-    Of the ended candidates, only those among the `beam_size` best of all count. Unused entries of both results get a
-    total of minus infinity.
+    The candidates must be sorted, best first. An ended candidate counts only if it is among the `beam_size` best
+    candidates of its sentence. Unused entries of both results get a total of minus infinity.
     """
     ends = candidates.tokens == eos_id
     counts = ends & (torch.arange(ends.shape[1], device=ends.device) < beam_size)

@@ -297,11 +297,11 @@ def override_search(
 ) -> SearchSettings:
     """Return search settings changed by the options that are not None.
 
-    Sampling options make search sample, except that a temperature of 0 makes it greedy.
-    An option of beam search turns stored sampling off, and one of sampling leaves the stored beam without effect. Other
-    stored settings that an option leaves without effect, or that contradict it, give way: with `beam_size` 1, for
-    example, `n_best` is 1, too. A stored `max_length` that does not exceed the option `min_length` is dropped, so
-    that the source's length limits the translation.
+    Sampling options make search sample, except that a temperature of 0 makes it greedy. While search samples, a stored
+    beam has no effect. An option of beam search turns stored sampling off. Other stored settings are changed if an
+    option contradicts them or leaves them without effect: with `beam_size` 1, for example, `n_best` is 1, too. A stored
+    `max_length` that does not exceed the option `min_length` is dropped, so that the source's length limits the
+    translation.
 
     Args:
         search: the stored settings to start from.
@@ -352,8 +352,8 @@ def describe_overridden(
     Args:
         stored: the settings before the options.
         search: the settings with the options.
-        overrides: names of the settings that the options set, which are not described.
-        where: the place of the stored settings for the sentence, such as the model's folder.
+        overrides: names of the settings that the options themselves set. These settings are not described.
+        where: names in the sentence where the settings are stored, such as the model's folder.
     """
     begins_to_sample = stored.sampling is None and search.sampling is not None
     for field in _fields_by_name():
@@ -403,7 +403,10 @@ def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _neutral(search: SearchSettings, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return new values for the stored settings that `changes` contradict or leave without effect: a dict by name."""
+    """Return new values for stored settings that `changes` contradict or leave without effect: a dict by name.
+
+    Settings in `changes` are not among the stored settings that get new values.
+    """
     samples = changes.get("sampling", search.sampling) is not None
     beam_size = changes.get("beam_size", search.beam_size)
     neutral = dict[str, Any]()

@@ -31,7 +31,7 @@ _NO_LATER_SCRIPT = rf"(?![{_LATER_SCRIPTS}])"
 
 
 def _name_characters() -> str:
-    """Return character-class ranges for letters, marks, digits, joiners and `_` of scripts not in `_LATER_SCRIPTS`."""
+    """Return regex ranges of letters, marks, digits, joiners and `_` of all scripts except `_LATER_SCRIPTS`."""
     is_later, ranges, start, last = re.compile(f"[{_LATER_SCRIPTS}]").match, list[str](), -1, -1
     for code in range(0x2E81):
         category = unicodedata.category(chr(code))
@@ -329,14 +329,14 @@ def _number_spans(text: str) -> tuple[list[Span], list[Span]]:
 def _follows_word(text: str, start: int, *, is_grouped: bool) -> bool:
     """Return whether the number at an offset is part of the word before it, as the 4 of A4.
 
-    With `is_grouped`, for digits in groups, so is a number after a hyphen, as the 19 of COVID-19 300.
+    With `is_grouped`, the number is written in groups of digits. Then a hyphen may precede it, as in COVID-19 300.
     """
     before, last = text[max(0, start - 2) : start][:-1], text[max(0, start - 1) : start]
     return re.match(_LETTER, last) is not None or (is_grouped and last == "-" and before.isalpha())
 
 
 def _is_one_number(text: str, sign: str | None, numbers: Sequence[Span]) -> bool:
-    """Return whether a list of numbers separated only by spaces may be one, such as 10 000 or a telephone number."""
+    """Return whether numbers with spaces between may be a single number, such as 10 000 or a telephone number."""
     written = text[numbers[0].start : numbers[-1].end]
     digits = sum(map(str.isdecimal, written))
     return len(numbers) > 1 and (
@@ -388,12 +388,12 @@ def compile_patterns(patterns: Iterable[str]) -> list[re.Pattern[str]]:
 def find_protected(text: str, patterns: Iterable[str] = ()) -> list[Span]:
     """Return a list of the spans of a text that translation must copy unchanged, in order and disjoint.
 
-    A longer span takes precedence over shorter ones that begin at the same character or inside it.
+    Of overlapping spans, the first is kept; of those that begin at the same character, the longest.
 
     Args:
         text: a text of any length.
-        patterns: further regular expressions whose matches, in the text as it is or composed (Unicode NFC), are
-            protected; these take precedence.
+        patterns: regular expressions of further spans, which take precedence. A text that is not composed (Unicode NFC)
+            is searched in both forms.
 
     Raises:
         TransduceError: an expression is invalid, or matches an empty text.
@@ -414,7 +414,7 @@ def _specified_spans(text: str, patterns: Iterable[re.Pattern[str]]) -> list[Spa
 
 
 def _find_in_composed(text: str, specified: Iterable[Span]) -> list[Span]:
-    """Return a list of the protected spans of a composed text: the `specified` ones and those that are found."""
+    """Return a sorted list of the `specified` spans, and of the other protected spans that overlap none of them."""
     found = disjoint(specified)
     if _TRIGGER.search(text) is None:
         return found
@@ -425,7 +425,7 @@ def _find_in_composed(text: str, specified: Iterable[Span]) -> list[Span]:
 
 
 def _cuts(span: Span, numbers: Sequence[Span]) -> bool:
-    """Return whether a span begins within one of the spans `numbers` (in order, disjoint) and is only a part of it."""
+    """Return whether a span begins within one of the numbers (in order, disjoint) and does not contain all of it."""
     index = bisect_right(numbers, span.start, key=lambda number: number.end)
     if index == len(numbers) or span.start < numbers[index].start:
         return False
@@ -480,7 +480,7 @@ def _end_without_trailing(text: str, start: int, end: int) -> int:
 
 
 def is_inline_tag(text: str) -> bool:
-    """Return whether a protected text is a tag between words, such as `<0>` or `</b>`, which replaces no word."""
+    """Return whether a protected text is a tag, such as `<0>` or `</b>`, unlike the template `<%= name %>`."""
     return text.startswith("<") and text.endswith(">") and not text.startswith("<%")
 
 
@@ -498,9 +498,9 @@ _SMALL = ("sub", "sup")
 
 
 class TagPair(NamedTuple):
-    """A start tag and its end tag in a text, with the words between them, as spans.
+    """The spans of a start tag, of its end tag, and of the words between them.
 
-    A tag that is in another sentence has an empty span at the start or end of the text.
+    If one of the tags is in another sentence, its span is empty, at the start or end of the text.
     """
 
     opening: Span
@@ -510,7 +510,7 @@ class TagPair(NamedTuple):
 
 
 class BareText(NamedTuple):
-    """A text without its pairs of tags, such as `<b>` and `</b>`, which are later put around the translated words."""
+    """A text without its pairs of tags, such as `<b>` and `</b>`. They are later put around the translated words."""
 
     text: str
     protected: tuple[Span, ...]
@@ -525,16 +525,16 @@ class BareText(NamedTuple):
     def written(
         self, tagged: str, text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]]
     ) -> tuple[str, tuple[tuple[Span, Span], ...]]:
-        """Return a translation of the bare text with tags put around their words, and where protected spans are.
+        """Put the removed tags around their words in a translation; return the result and the copied spans.
 
-        The second value is a tuple of (span in the source with tags, span in the result). Tags stay nested. If the
-        words of two pairs overlap, or those of a pair contain a protected span that is not between its tags, the pair
-        gets fewer words.
+        A copied span is a pair: the span of a tag or other protected text in the source with tags, and in the result.
+        Tags stay nested. A pair of tags encloses fewer words if its words overlap those of another pair, or if they
+        contain a protected span that is outside the pair in the source.
 
         Args:
             tagged: the source with tags.
             text: the translation of the bare text.
-            spans: where the words of each pair are in the translation.
+            spans: the span of each pair's words in the translation.
             copies: pairs of a protected span in the bare text and its copy in the translation.
         """
         words = [
@@ -558,13 +558,14 @@ class BareText(NamedTuple):
 
 
 def without_tag_pairs(text: str, protected: Sequence[Span]) -> BareText | None:
-    """Remove pairs of tags with words between them from a text; return a `BareText`, or None if there are no pairs.
+    """Remove pairs of tags with words between them; return a `BareText`, or None if nothing is removed or joined.
 
-    A tag whose partner is in another sentence makes a pair with the start or end of the text. Tags that cross others
-    are no pairs. A pair without words stays, as one protected span, or as two around the mark of a sentence.
+    If the partner of a tag is in another sentence, the start or end of the text replaces it. Tags that cross others
+    stay. A pair without words stays and is joined to one protected span, unless only the mark of a sentence is between
+    its tags.
 
     Args:
-        text: the text.
+        text: the text. With more than 256 tags it is left as it is.
         protected: the spans that translation must not change, among them the tags, in order and disjoint.
     """
     tags = [(span, match) for span in protected if (match := _TAG.fullmatch(text, *span)) is not None]
@@ -596,7 +597,7 @@ def _bare_text(
     pairs: Sequence[tuple[Span, Span]],
     protected: Sequence[Span],
 ) -> BareText:
-    """Return a text without the spans `tags` as `BareText`, in which the spans `kept` are protected.
+    """Remove the spans `tags` from a text, and return the rest as a `BareText` that protects the spans `kept`.
 
     A space is added between two words if an end tag and a start tag separate them, as in `</li><li>`.
     """
@@ -638,8 +639,9 @@ def _bare_text(
 def _matched(tags: Sequence[tuple[Span, re.Match[str]]], end: int) -> list[tuple[Span, Span]]:
     """Return a sorted list of pairs (start tag's span, end tag's span) from the tags of a text of length `end`.
 
-    Pairs that contain a tag whose partner is elsewhere are left out. If such tags are all start tags or all end tags,
-    they make pairs with empty spans at the end or start of the text.
+    A tag is loose if its partner is missing, or if its pair contains a loose tag. If all loose tags are start tags, an
+    empty span at the end of the text is their partner; if all are end tags, one at the start. Otherwise loose tags are
+    left out.
     """
     opened: list[tuple[Span, str]] = []
     pairs: list[tuple[Span, Span]] = []
@@ -670,14 +672,15 @@ def _matched(tags: Sequence[tuple[Span, re.Match[str]]], end: int) -> list[tuple
 
 
 def _is_half(name: str) -> bool:
-    """Return whether a start tag with this name always has an end tag, so that it stands for no word by itself."""
+    """Return whether tags with this name always come in pairs, such as `<b>` and `<0>`."""
     return name in _FORMATTING or name.isdecimal()
 
 
 def is_half_of_pair(text: str, *, has_end_tags: bool) -> bool:
-    """Return whether a protected span is a start or end tag that has a partner elsewhere, unlike `<br>`.
+    """Return whether a protected text is a tag of a pair; its partner may be in another sentence.
 
-    Without end tags in the sentence, a start tag of an unknown name stands for a word, as in `move <file>`.
+    Every end tag belongs to a pair. A start tag does if the sentence has end tags, or if its name is known, such as
+    `b`. Otherwise the tag stands for a word, as in `move <file>`. A tag such as `<br/>` never belongs to a pair.
     """
     match = _TAG.fullmatch(text)
     if match is None or match["empty"]:
@@ -696,9 +699,9 @@ def _parents(pairs: Sequence[TagPair]) -> list[int]:
 def _nested_spans(
     pairs: Sequence[TagPair], text: str, spans: Sequence[Span], copies: Sequence[tuple[Span, Span]], length: int
 ) -> list[Span]:
-    """Return a list of the spans of a translation at which pairs of tags are written, nested as in the source.
+    """Return a list with the span of the translation that each pair of tags will enclose, nested as in the source.
 
-    A pair without words in the translation gets the word at about the same position.
+    A pair without words in the translation encloses the word at about the same position.
 
     Args:
         pairs: the pairs of tags of the source.
@@ -750,7 +753,7 @@ def _with_whole(span: Span, copies: Sequence[Span]) -> Span:
 
 
 def _nearest_word(text: str, bounds: Span, share: float) -> Span:
-    """Return the span of the word in `bounds` nearest to a position (0 to 1) of a text; an empty span without words."""
+    """Return the span of the word in `bounds` nearest to a relative position (0 to 1); an empty span without words."""
     words = [Span(*match.span()) for match in _WORD.finditer(text, *bounds)]
     return min(words, key=lambda word: abs(word.start - share * len(text)), default=Span(bounds.start, bounds.start))
 
@@ -760,9 +763,9 @@ def _has_words(text: str, span: Span) -> bool:
 
 
 def _longest_outside(text: str, span: Span, others: Iterable[Span]) -> Span:
-    """Return the part of a span, without outer spaces, that overlaps no other span and has the most letters and digits.
+    """Return the part of a span outside all other spans that has the most letters and digits, without outer spaces.
 
-    If the other spans cover the span, the result is empty: at the end of one of them, or where the span begins.
+    The part is empty if the other spans cover the whole span.
     """
     parts, start = list[Span](), span.start
     for other in sorted(others):

@@ -100,9 +100,9 @@ def _model_type(model_bytes: bytes) -> bytes | None:
 
 
 def _part(model_bytes: bytes, number: int) -> dict[int, bytes]:
-    """Return a dict from field numbers to raw values (bytes) of the submessage with a number in a sentencepiece model.
+    """Return the fields of a part (submessage) of a sentencepiece model, a dict from field numbers to raw bytes.
 
-    The dict is empty if the submessage is missing.
+    The dict is empty if the model has no part with this number.
     """
     for field in _fields(model_bytes, 0, len(model_bytes)):
         if field.number == number:
@@ -156,7 +156,13 @@ def padding_name(model_bytes: bytes) -> str:
 
 
 def with_pieces(model_bytes: bytes, added: Sequence[Piece] = (), replaced: Mapping[int, Piece] | None = None) -> bytes:
-    """Return the bytes of a sentencepiece model with pieces (tokens) replaced by id and others added at the end."""
+    """Replace pieces (tokens) of a sentencepiece model and append others; return the bytes of the new model.
+
+    Args:
+        model_bytes: the model.
+        added: the pieces to append.
+        replaced: the new pieces, by the id of the piece that each replaces; None: none is replaced.
+    """
     result, position = bytearray(), 0
     for id, field in enumerate(_piece_fields(model_bytes)):
         if replaced is None or id not in replaced:
@@ -174,7 +180,7 @@ def _piece_field(piece: Piece) -> bytes:
 
 
 def _delimited(number: int, content: bytes) -> bytes:
-    """Return a field of a protobuf message with this number, whose value (bytes) is stored with its length."""
+    """Encode a protobuf field: its number, the length of its content in bytes, and the content."""
     return bytes([number << 3 | _LENGTH_DELIMITED]) + _encode_varint(len(content)) + content
 
 
@@ -345,11 +351,12 @@ _MAX_SIZES = 3  # a size that fits the characters may be too large for a small t
 def train_model(read_lines: Callable[[], Iterable[str]], settings: TokenizerSettings, *, adjust: bool = False) -> bytes:
     """Train a sentencepiece model on lines and return its bytes.
 
-    ``read_lines`` is called several times and must return the same lines. Special ids are pad 0, eos 1, unk 2. With
-    ``adjust``, another vocabulary size is tried, at most twice, if the one of the settings does not fit.
+    ``read_lines`` is called several times and must return the same lines each time. The special ids are pad 0, eos 1
+    and unk 2. If the vocabulary size does not fit the text, other sizes are tried with ``adjust``, at most two.
 
     Raises:
-        TransduceError: the text is too small for the vocabulary, or the vocabulary for the text's characters.
+        TransduceError: there is no text, the vocabulary is too large for the text or too small for its characters, or
+            sentencepiece refuses the settings.
     """
     coverage = settings.character_coverage or _choose_coverage(read_lines(), settings)
     size, tried = settings.vocabulary_size - settings.line_feeds, 0
@@ -418,10 +425,11 @@ def _bounded_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _choose_coverage(lines: Iterable[str], settings: TokenizerSettings) -> float:
-    """Return the share (0.98 to 1) of the characters in the lines, by occurrence, that are to get tokens.
+    """Return the share (0.98 to 1) of all characters of the lines that tokens shall cover.
 
-    The share is 1, or 0.9995 for scripts with many characters. It is lower if the characters then do not fit into half
-    of the vocabulary or, for the kind `character`, into the whole vocabulary.
+    The share counts every occurrence of a character. It is 1, or 0.9995 for scripts with many characters. It is lowered
+    if the characters would take more than half of the vocabulary. For the kind `character`, they may take the whole
+    vocabulary.
     """
     counts: Counter[str] = Counter()
     large_lines = num_lines = 0

@@ -137,10 +137,10 @@ def _width(followed: Sequence[tuple[str, str]]) -> int:
 
 
 def _continues_across_lines(followed: Sequence[tuple[str, str]]) -> bool:
-    """Return whether lines seem wrapped by width, because more sentences end within lines than at line ends.
+    """Return whether more sentences end within lines than at line ends, as in text that was wrapped by width.
 
-    In addition, few lines may begin with a capital letter or digit after a line that ends no sentence, as items of a
-    list do. `followed` are pairs of consecutive lines.
+    A list has items instead: the result is False if many lines begin with a capital letter or digit although the line
+    before ends no sentence. `followed` are pairs of consecutive lines.
     """
     within = at_end = large = 0
     for line, after in followed:
@@ -163,12 +163,13 @@ def _first_word(line: str) -> int:
 def join_lines(lines: Iterable[str], width: int = 0) -> Iterator[str]:
     """Yield the paragraphs of a text of hard-wrapped lines, each as one line; empty lines separate paragraphs.
 
-    A space replaces a line end, but not after a dash, which may join two words, or in a script without spaces.
+    Lines are joined with a space. There is no space after a dash, which may join two words, nor in scripts without
+    spaces.
 
     Args:
         lines: the lines of a text.
-        width: the width at which the text was wrapped. A much shorter line stays separate unless a small letter
-            follows, as in contents or verses. 0: all lines are joined.
+        width: the width at which the text was wrapped. A much shorter line is not joined to the next one, as in
+            contents or verses, unless that begins with a small letter. 0: all lines are joined.
     """
     paragraph, last = "", ""
     for line in chain(lines, [""]):
@@ -194,7 +195,10 @@ def _ends_early(line: str, after: str, width: int) -> bool:
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:
-    """Return a list of the sentences that `find_sentences` finds in a text; `language` is its code, None: unknown."""
+    """Return a list of the sentences of a text, as `find_sentences` finds them.
+
+    `language` is the code of the text's language; None: unknown.
+    """
     return [text[slice(*span)] for span in find_sentences(text, language)]
 
 
@@ -218,7 +222,10 @@ _INDIC = r"\u0900-\u0dff"
 
 
 def _candidates(question: str = "") -> re.Pattern[str]:
-    """Return a compiled expression for marks that may end a sentence; `question` is a further question mark."""
+    """Return a compiled expression for marks that may end a sentence.
+
+    `question` is a further character that is read as a question mark, such as the Greek ";".
+    """
     calls, joining = CALLS + question, "!?\u061f" + question
     return re.compile(
         rf"(?=[{STOPS}{calls}{WIDE}{_OTHERS}|\u0964\u0965\u17d4\uff0e])"  # every first character: for speed
@@ -415,7 +422,7 @@ _ABBREVIATIONS = _NEVER_ENDS | _TITLES | _LIST_ENDS | _MAY_END | _DATED | _BEFOR
 
 
 def _dotted(abbreviations: Iterable[str]) -> re.Pattern[str]:
-    """Return a compiled expression for those abbreviations that have several parts, with or without spaces between."""
+    """Return a compiled expression for the abbreviations that have several parts, such as "z.B." and "z. B."."""
     parts = (each for each in sorted(abbreviations, key=len, reverse=True) if "." in each or "_" in each)
     spaces = "[ \u00a0\u202f]"
     written = "|".join(re.escape(each).replace(r"\.", rf"\.{spaces}?").replace("_", spaces) for each in parts)
@@ -460,7 +467,10 @@ _TAG = re.compile(r"<(?P<end>/?)(?P<name>[\w:.-]++)[^<>]*+(?<!/)>")
 
 
 def _tags_of_pairs(text: str, protected: Sequence[Span]) -> dict[int, int]:
-    """Return the start and end of each protected span that is an end tag, or a start tag with an end tag, as a dict."""
+    """Return a dict from start to end offset of the tags among the protected spans of a text.
+
+    A start tag is left out if the text has no end tag of the same name.
+    """
     tags = [(span, match) for span in protected if (match := _TAG.fullmatch(text, *span)) is not None]
     ended = {match["name"].lower() for _, match in tags if match["end"]}
     return {span.start: span.end for span, match in tags if match["name"].lower() in ended}
@@ -496,10 +506,10 @@ def _find_spans(finder: "_SentenceFinder", protected: Sequence[Span] = ()) -> li
 
 
 def _length_of_opening(text: str, start: int, match: re.Match[str]) -> int:
-    """Return the number of characters at the end of a match that open a quotation in the next sentence; 0 if none do.
+    """Return the length of the quotation mark at the end of a match that opens the next sentence; 0 without one.
 
-    A straight mark opens if the sentence from `start` on has an even number of them before it. A mark after a space
-    opens unless it closes a « of the sentence.
+    A straight mark directly before text opens a quotation if the number of such marks before it, from `start` on, is
+    even. A mark after a space opens one unless it closes a « or ‹ of the sentence.
     """
     closers = match["closers"]
     if closers[:1].isspace():
@@ -533,10 +543,13 @@ class _SentenceFinder:
     """A classifier that decides for each punctuation mark of a text whether it ends a sentence."""
 
     def __init__(self, text: str, language: str | None, *, before_small: bool = False, sure: bool = False) -> None:
-        """Create a classifier of the punctuation marks of a text in a language (None: unknown).
+        """Create a classifier of the punctuation marks of one text.
 
-        With `before_small`, every mark before a small letter ends a sentence, too. With `sure`, so do abbreviations
-        such as "p.m." that a second sentence surely follows.
+        Args:
+            text: the text.
+            language: the code of its language; None: unknown.
+            before_small: a mark before a small letter ends a sentence, except after an abbreviation or number.
+            sure: an abbreviation such as "p.m." ends a sentence if a new one surely begins after it.
         """
         code = "" if language is None else short_code(language)
         self.text = text
@@ -645,7 +658,10 @@ class _SentenceFinder:
         return self._word_ends(word, before)
 
     def _word_ends(self, word: str, before: str) -> bool:
-        """Return whether a full stop after `word`, which ends `before` and is no abbreviation, ends a sentence."""
+        """Return whether a full stop after a word that is no abbreviation ends a sentence.
+
+        `before` is the text before the full stop, which ends with the word.
+        """
         if self.is_german and _GERMAN_UNIT.search(before):
             return False
         if word in _DATED:
@@ -673,11 +689,11 @@ class _SentenceFinder:
 
 
 def _dotted_abbreviations(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (offset, abbreviation) for each full stop of an abbreviation like "z.B." or a date.
+    """Yield (offset, abbreviation) for each full stop of an abbreviation like "z.B." or a date; not for initials.
 
-    The abbreviation is in lower case, without spaces and last full stop; it is "" for full stops inside the
-    abbreviation and for those of dates. The last full stop of a date is not yielded, unless the text begins with the
-    date.
+    At the last full stop of an abbreviation, the text is the abbreviation in lower case, without that full stop and
+    without spaces after the others. At all other full stops it is "". Of a date with three full stops, the last one is
+    left out unless the date begins the text.
     """
     for match in _DATE.finditer(text):
         stops = [match.start() + offset for offset, character in enumerate(match[0]) if character == "."]
@@ -707,7 +723,7 @@ def _joined_ends(mark: str, before: str, following: str, *, is_starter: bool) ->
 
 
 def _is_small(text: str) -> bool:
-    """Return whether a text begins with a small letter; Georgian ones, with which sentences begin, do not count."""
+    """Return whether a text begins with a small letter, except a Georgian one: these begin sentences, too."""
     return text[:1].islower() and not "\u10d0" <= text[:1] <= "\u10ff"
 
 
@@ -732,7 +748,7 @@ _MIN_WORDS, _MIN_CHARACTERS = 3, 4
 def find_lost_sentences(
     source: str, translation: str, languages: tuple[str | None, str | None] = (None, None)
 ) -> tuple[int, int] | None:
-    """Return the numbers of sentences of a source and of its translation if the latter surely has fewer; else None.
+    """Return the numbers of sentences of a source and its translation if the translation surely has fewer.
 
     Sentences are those that `find_sentences` finds. The source's number is a lower bound: short sentences, quotations
     and ellipses do not count. The translation's is an upper bound: semicolons, colons and dashes count too.
@@ -743,8 +759,8 @@ def find_lost_sentences(
         languages: codes of both languages; None: unknown.
 
     Returns:
-        Both numbers. None if no sentence is lost, the source is one sentence, the translation is empty, or the script
-        of either text has no punctuation for the end of a sentence.
+        A pair: the numbers of the source and of the translation. None if no sentence is surely lost, fewer than two of
+        the source count, the translation is empty, or either text has Thai, Lao or Tibetan letters.
     """
     source, translation = compose(source), compose(translation)
     if _UNPUNCTUATED.search(source) or _UNPUNCTUATED.search(translation) or not translation.strip():

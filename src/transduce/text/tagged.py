@@ -41,22 +41,23 @@ def is_tagged_file(path: str | Path) -> bool:
 def read_tagged(
     path: str | Path, columns: Sequence[str] | None = None, *, needs_tags: bool = True
 ) -> list[TaggedSentence]:
-    """Read the sentences of a file of columns (one word a line, an empty line after a sentence) or of JSON lines.
+    """Read sentences of tagged words from a file of columns or of JSON lines; return a list of `TaggedSentence`.
 
-    The result is a list of `TaggedSentence`; tags are empty if the file has none. Columns are separated by tabs if the
-    file has any, otherwise by spaces. A line that starts with `#` is a comment, unless it has as many columns as the
-    other lines and a tag that occurs on another line. Of CoNLL-U, only words are read, not the ranges of multiword
-    tokens and not empty nodes. Among tags such as B-PER, o is read as O.
+    A file of columns has one word a line and an empty line after each sentence. Its columns are separated by tabs if
+    the file has any, otherwise by spaces. A line that starts with `#` is a comment. It is read as a word only if it has
+    as many columns as the other lines and a tag that occurs on another line. In CoNLL-U files, the ranges of multiword
+    tokens and the empty nodes are left out. Beside tags such as B-PER, the tag o is read as O.
 
     Args:
         path: the file, plain or compressed.
-        columns: the columns of word and tag: numbers from 1, names of CoNLL-U's columns, or fields of JSON lines; a
-            single one is the word's. None: FORM and UPOS of CoNLL-U, `words` and `tags` of JSON lines, and of other
-            files the first and the last column.
-        needs_tags: refuse a file without tags.
+        columns: the columns of the words and the tags, or only of the words. Each is a number from 1, the name of a
+            CoNLL-U column, or a field of JSON lines. None: FORM and UPOS of CoNLL-U, usual fields of JSON lines such as
+            `words` and `tags`, and the first and the last column of other files.
+        needs_tags: refuse a file without tags. If false, its sentences have no tags.
 
     Raises:
-        TransduceError: the file cannot be read, is not such a file, or has no sentence.
+        TransduceError: the file cannot be read, is not such a file, has no such column, lacks tags that are needed, or
+            has no sentence.
     """
     if uncompressed_name(path).suffix.lower() in JSON_SUFFIXES:
         sentences = _read_json_lines(path, columns, needs_tags=needs_tags)
@@ -68,7 +69,7 @@ def read_tagged(
 
 
 def _with_capital_outside(sentences: list[TaggedSentence]) -> list[TaggedSentence]:
-    """Return sentences with every tag o changed to O, if all other tags are O or describe spans, such as B-PER.
+    """Return sentences with every tag o changed to O, if their other tags mark spans, such as B-PER.
 
     Otherwise the same list is returned.
     """
@@ -121,11 +122,17 @@ class _ColumnReader:
         return _UD_COLUMNS if uncompressed_name(self._path).suffix.lower() == ".conllu" else ()
 
     def _find(self, columns: Sequence[str] | None) -> tuple[int, int | None]:
-        """Return the indices of the columns that hold words and tags; the second is None if there is only one column.
+        """Return the indices (from 0) of the columns that hold words and tags.
+
+        The second index is None if the file has one column, or `columns` names only one.
 
         Args:
-            columns: numbers from 1 or names of one or both columns; None: FORM and UPOS (or the last name) if the file
-                names its columns, otherwise the first and the last column.
+            columns: the column of the words, and that of the tags if it is to be read. Each is a number from 1 or a
+                name. None: if the file names its columns, FORM and UPOS, or FORM and the last name; otherwise the first
+                and the last column.
+
+        Raises:
+            TransduceError: the file has no such column.
         """
         width = len(self._first.cells)
         if columns is None and self._names:
@@ -242,10 +249,15 @@ def _texts_of(
 
 
 def as_sentence(words: Sequence[str], tags: Sequence[str], location: str) -> TaggedSentence:
-    """Combine the words and tags of a sentence into a `TaggedSentence`; an untagged sentence passes no tags.
+    """Combine the words and the tags of a sentence into a `TaggedSentence`.
+
+    Args:
+        words: the words.
+        tags: a tag for each word; empty for an untagged sentence.
+        location: the file and the line, for the message of an error.
 
     Raises:
-        TransduceError: there are tags, but not one for each word; the message begins with `location`.
+        TransduceError: there are tags, but not one for each word.
     """
     if tags and len(words) != len(tags):
         raise TransduceError(
@@ -282,10 +294,10 @@ def describe_spans(tags: Iterable[str]) -> bool:
 
 
 def spans_of(tags: Sequence[str]) -> list[TaggedSpan]:
-    """Return the phrases that a sentence's tags mark, as a list of `TaggedSpan`s, as the CoNLL-2000 evaluation does.
+    """Return the phrases that a sentence's tags mark, as a list of `TaggedSpan`.
 
-    Tags need not be consistent: an I begins a span if it does not continue one of its kind. IOB1, BIO, BIOES and BILOU
-    tags are all read by the same rules.
+    IOB1, BIO, BIOES and BILOU tags are all read by the rules of the CoNLL-2000 evaluation. An I tag that does not
+    continue a phrase of its kind begins a new one.
     """
     spans, start = list[TaggedSpan](), 0
     previous, previous_kind = _OUTSIDE, ""

@@ -87,12 +87,12 @@ class TrainingLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @classmethod
     def measure(cls, lines: Sequence[str], language: str | None, *, tokens: int) -> "TrainingLines":
-        """Measure how many training lines have several sentences, or no letter, and return a `TrainingLines`.
+        """Measure which shares of the training lines have several sentences, or no letter; return a `TrainingLines`.
 
         Args:
             lines: source lines of training, at least one.
             language: code of their language, for finding sentences; None: unknown.
-            tokens: the number of tokens that 99 % of the lines do not exceed, stored as it is.
+            tokens: the 99th percentile of the lines' lengths in tokens, which the caller measures.
         """
         several = sum(len(find_sentences(line, language)) > 1 for line in lines)
         wordless = sum(not any(map(str.isalpha, line)) for line in lines)

@@ -68,12 +68,13 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a tokenizer's vocabularies from sentence pairs; the same pairs give the same files on every run.
 
-        ``read_pairs`` is called several times and must return the same pairs. Texts are composed (NFC); a corpus of
-        more than 2,000,000 lines is sampled evenly. With ``adjust``, other vocabulary sizes are tried, at most two, if
-        that of the settings does not fit the text; ``source.size`` of the returned tokenizer is the size in use.
+        ``read_pairs`` is called several times and must return the same pairs each time. Texts are composed (Unicode
+        NFC). A corpus of more than 2,000,000 lines is sampled evenly. If the vocabulary size does not fit the text,
+        other sizes are tried with ``adjust``, at most two. The size in use is that of the vocabulary, such as
+        ``source.size``.
 
         Raises:
-            TransduceError: the vocabulary size does not fit the text, or the kind is `word`.
+            TransduceError: the vocabulary size does not fit the text, there is no text, or the kind is `word`.
         """
         if settings.kind == "word":
             raise TransduceError(
@@ -126,13 +127,17 @@ class Tokenizer:
         return digest.hexdigest()
 
     def save(self, folder: str | Path, *, model_max_length: int = 1024) -> None:
-        """Write the sentencepiece models and Hugging Face's files of the tokenizer to a folder, created if missing.
+        """Write the tokenizer to a folder: sentencepiece models, Hugging Face's files, and settings.
 
         A joint vocabulary is written as sentencepiece.model, tokenizer.json, tokenizer_config.json and
-        special_tokens_map.json, a folder that AutoTokenizer can open. Two vocabularies are written as source.spm,
-        target.spm and a tokenizer.json for each under distinct names, as one AutoTokenizer cannot hold both. Hugging
-        Face's files are left out for a sentencepiece model that they cannot describe, such as one that rewrites
-        characters. ``model_max_length`` is the longest input in tokens.
+        special_tokens_map.json. AutoTokenizer can open the folder. Two vocabularies are written as source.spm and
+        target.spm, each with a file such as source.tokenizer.json. AutoTokenizer cannot open these, since it holds one
+        vocabulary. Hugging Face's files are left out for a sentencepiece model that they cannot describe, such as one
+        that rewrites characters.
+
+        Args:
+            folder: the folder, created if missing.
+            model_max_length: the longest input in tokens, for tokenizer_config.json.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -176,9 +181,10 @@ def placeholder_tokens(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def without_bare_spaces(ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return a list of the token ids without single-space tokens directly before placeholder tokens.
+    """Remove single-space tokens directly before placeholder tokens from token ids; return the others as a list.
 
-    Training data never have a space token there. A vocabulary without placeholders or such a space keeps all ids.
+    Training data never have a space token there. All ids stay if the vocabulary has no placeholders or no such space
+    token.
     """
     placeholders = _placeholder_ids(vocabulary)
     return without_spaces_before(placeholders, ids, vocabulary) if placeholders else list(ids)
@@ -225,9 +231,9 @@ _MAX_LEADING_SPACES = 1_000
 
 
 def tokenizer_json(vocabulary: Vocabulary) -> dict[str, object]:
-    """Return the content of Hugging Face's tokenizer.json, a dict, for a vocabulary whose token ids it keeps.
+    """Return the content of Hugging Face's tokenizer.json for a vocabulary, as a dict.
 
-    The tokenizer that it describes appends the end symbol to every text.
+    The tokenizer in the file has the same token ids as the vocabulary, and appends the end symbol to every text.
     """
     pieces = read_pieces(vocabulary.model_bytes)
     merging = is_bpe(vocabulary.model_bytes)
@@ -304,11 +310,11 @@ def replace_step(pattern: dict[str, str], content: str) -> dict[str, Any]:
 
 
 def _word_splitter(pieces: list[Piece], merging: bool) -> dict[str, object]:
-    """Return the `pre_tokenizer` of a tokenizer.json, a dict, which splits a text before each space symbol ▁.
+    """Return the `pre_tokenizer` of a tokenizer.json, a dict; it splits a text before each space symbol ▁.
 
-    If a piece of the vocabulary begins with ▁▁, the split is before each run of ▁. User-defined symbols are isolated.
-    Names of special tokens, such as `</s>`, are split so that text cannot match them; BPE without user-defined symbols
-    needs no such split.
+    If a piece of the vocabulary begins with ▁▁, the text is split before each run of ▁ instead. User-defined symbols
+    become words of their own. A name of a special token in the text, such as `</s>`, is split so that it does not
+    become that token. BPE without user-defined symbols does not need this.
 
     Args:
         pieces: the pieces of the vocabulary.
@@ -336,8 +342,9 @@ def _word_splitter(pieces: list[Piece], merging: bool) -> dict[str, object]:
 def split_step(pattern: dict[str, str], behavior: str) -> dict[str, Any]:
     """Return a tokenizer.json step (a dict) that splits a text at each match of a pattern.
 
-    The pattern is `{"String": …}` or `{"Regex": …}`. `behavior` says what becomes of the match, in the names of the
-    `tokenizers` package, such as Isolated.
+    Args:
+        pattern: `{"String": …}` or `{"Regex": …}`.
+        behavior: what becomes of the matched text, by a name of the `tokenizers` package such as Isolated.
     """
     return {"type": "Split", "pattern": pattern, "behavior": behavior, "invert": False}
 
@@ -379,10 +386,10 @@ def _bpe(pieces: list[Piece]) -> dict[str, object]:
 
 
 def _merges(pieces: list[Piece]) -> list[list[str]]:
-    """Return a BPE vocabulary's merges as a list of [left, right] pieces, ordered by the score of the joined piece.
+    """Return the merges of a BPE vocabulary, a list of [left, right] pieces.
 
-    sentencepiece joins any two neighbors whose union is a learned piece, the highest score first; merges in this order
-    give the same result.
+    Any two pieces whose concatenation is a piece are a merge. The merges are ordered by the score of the concatenation,
+    highest first, as sentencepiece applies them.
     """
     ranks = {piece.text: -piece.score for piece in pieces if piece.type is PieceType.NORMAL}
     merges = []

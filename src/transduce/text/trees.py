@@ -49,12 +49,18 @@ class Tree(NamedTuple):
 
 
 def escape_word(word: str) -> str:
-    """Return a word with its round brackets escaped for a treebank: ( becomes -LRB-; [ and { only as whole words."""
+    """Return a word with its round brackets escaped for a treebank, so that ( becomes -LRB-.
+
+    The brackets [ ] { } are escaped only if one of them is the whole word.
+    """
     return _ESCAPES.get(word) or word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def unescape_word(word: str) -> str:
-    """Return the word that a treebank writes escaped: ( for -LRB-, and without a backslash before / or *."""
+    """Return the word that an escaped word of a treebank stands for.
+
+    -LRB- becomes (, and likewise for other brackets. A backslash before / or * is removed.
+    """
     return _ESCAPED.get(word) or _BACKSLASH.sub(r"\1", word)
 
 
@@ -161,10 +167,10 @@ class _TreebankReader:
 
 
 def clean(tree: Tree) -> Tree | None:
-    """Return a tree for training and scoring parsers, without traces, function tags, indices and outer bracket.
+    """Return a tree without traces, function tags and indices, for training and scoring parsers.
 
-    NP-SBJ-1 becomes NP; constituents that contain only traces are removed. An outer bracket without a label that has
-    several children is labeled TOP. The result is None if nothing is left.
+    NP-SBJ-1 becomes NP. Constituents that contain only traces are removed. An outer bracket without a label is removed
+    if it has one child, and otherwise labeled TOP. The result is None if nothing is left.
     """
     cleaned = _clean(tree)
     while cleaned is not None and cleaned.label in ("", TOP) and len(cleaned.children) == 1:
@@ -266,8 +272,9 @@ def split_symbols(text: str) -> list[str]:
 def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
     """Return a frozenset of the most frequent runs of bracket symbols in linearized trees, each to become one token.
 
-    A run is all symbols between two words with the second word's tag, such as `)VP(VBZ/`, or all before the first word
-    or after the last, such as `S(NP(DT/` and `))`. Runs of one symbol are left out. Ties are broken alphabetically.
+    A run is all symbols after a word up to the tag of the next word, such as `)VP(VBZ/`. The symbols up to the first
+    tag, such as `S(NP(DT/`, and those after the last word, such as `))`, are runs, too. Runs of one symbol are left
+    out. Of equally frequent runs, those that come first in alphabetical order are taken.
 
     Args:
         rows: linearized trees.
@@ -278,9 +285,9 @@ def frequent_runs(rows: Iterable[str], max_runs: int) -> frozenset[str]:
 
 
 def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
-    """Return the sorted tokens of linearized trees other than words: all bracket symbols and the runs (joined symbols).
+    """Return a sorted tuple of the tokens of linearized trees that are not words.
 
-    The result is a tuple of texts, each with the mark ⟩ in front, which distinguishes it from words.
+    The tokens are all bracket symbols and the runs. Each begins with the mark ⟩, which distinguishes it from words.
 
     Args:
         rows: linearized trees.
@@ -291,7 +298,9 @@ def marked_tokens(rows: Iterable[str], runs: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_line(words: Sequence[str], row: str, runs: Collection[str]) -> str:
-    """Return the target line of a sentence for training a parser: its words with the marked tree symbols around each.
+    """Return the line that a parser learns to write for a sentence, such as The⟩S(NP(DT/ cat⟩NN/ slept⟩)VP(VBD/⟩)⟩).
+
+    Each word is followed by the marked symbols that lead up to its tag; the last symbols follow the last word.
 
     Args:
         words: the words of the sentence.
@@ -316,11 +325,11 @@ def symbols_in(line: str) -> list[str]:
 
 
 def build_tree(symbols: Iterable[str], words: Sequence[str]) -> Tree:
-    """Build a valid tree over exactly these words from bracket symbols, valid or not, and return it as a `Tree`.
+    """Build a valid tree over the given words from bracket symbols that may be invalid.
 
-    Symbols that form a valid tree give that tree. Otherwise as little as possible is changed: tags after the last word,
-    empty constituents and surplus closing brackets are ignored. Words without a tag are attached to the root with the
-    tag XX, and open constituents are closed at the end.
+    Symbols that form a valid tree over the words give that tree. Otherwise as little as possible is changed. Tags after
+    the last word, empty constituents and surplus closing brackets are ignored. Words without a tag are attached to the
+    root with the tag XX. Constituents that are still open at the end are closed.
 
     Args:
         symbols: symbols as `linearize` writes them; others are ignored.

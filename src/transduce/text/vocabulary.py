@@ -85,11 +85,16 @@ _SEPARATED_SCRIPTS = re.compile("[\u0e00-\u109f\u1780-\u17ff]")
 
 
 def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict[str, str]:
-    """Return a dict from characters (of the table `_PLAIN`) to their replacements before a text is tokenized.
+    """Return the characters to replace before a text is tokenized, a dict from each one to its replacement.
 
-    The characters are those that no token has, and, except in a vocabulary of characters, all that are invisible or
-    special spaces: even if these are tokens, the tokens beside them are parts of words that the model hardly knows.
-    Only replacements that the tokens can write are included.
+    The replacements come from the table `_PLAIN`. Only characters that no token contains are replaced, with one
+    exception: invisible characters and special spaces are always replaced, since the words around them would get tokens
+    that the model hardly knows. The exception does not apply to a vocabulary of characters, nor to the zero-width space
+    in scripts such as Thai. Replacements that the tokens cannot write are left out.
+
+    Args:
+        tokens: the tokens of the vocabulary.
+        by_character: True for a vocabulary of characters.
     """
     known = {" ", *"".join(tokens)}
     always = set() if by_character else {*_INVISIBLE, *_SPECIAL_SPACES}
@@ -100,10 +105,10 @@ def plain_readings(tokens: Iterable[str], *, by_character: bool = False) -> dict
 
 
 def are_composed(tokens: Iterable[str], *, by_character: bool) -> bool:
-    """Return whether the tokens of a vocabulary show that it was learned from composed text (Unicode NFC).
+    """Return whether a vocabulary was learned from composed text (Unicode NFC), judging by its tokens.
 
-    No token may change by composition. In a vocabulary of characters, no token may be a mark that composition would
-    join to another token.
+    Composition must leave every token unchanged. In a vocabulary of characters (`by_character`), it must also join no
+    two tokens, such as a letter and an accent. Marks that also occur in composed tokens are not checked.
     """
     tokens = list(tokens)
     if not all(token.isascii() or is_composed(token) for token in tokens):
@@ -148,10 +153,11 @@ def tag_token(tag: str) -> str:
 class Vocabulary:
     """The vocabulary of the source or the target side, a sentencepiece model that tokenizes texts.
 
-    Texts are composed (Unicode NFC), unless tokens of the vocabulary are not. No other character is changed, but spaces
-    (U+0020) are trimmed at both ends and runs of them collapsed, so that a sentence has one tokenization. A vocabulary
-    that was learned with `keep_spaces`, as those of language models are, or that consists of characters, keeps all
-    spaces. A lone surrogate, which no UTF-8 file can contain, is read as U+FFFD.
+    Texts are composed (Unicode NFC), unless the vocabulary has tokens that are not composed. Spaces (U+0020) at both
+    ends are removed, and runs of spaces become one space. Two kinds of vocabularies keep all spaces: those of
+    characters, and those that were learned with `keep_spaces`, such as a language model's. No other character is
+    changed, unless the sentencepiece model itself rewrites characters. A lone surrogate, which no UTF-8 file can
+    contain, is read as U+FFFD.
     """
 
     def __init__(self, model_bytes: bytes, *, nfc: bool = False, name: str = "the model") -> None:
@@ -202,7 +208,9 @@ class Vocabulary:
         return cls(content, nfc=nfc, name=str(path))
 
     def for_target(self, language: str) -> "Vocabulary":
-        """Return a copy of the vocabulary that starts every input with a target language's token, before any tag.
+        """Return a copy of the vocabulary that starts every input with the token of a target language.
+
+        If inputs also start with a tag's token, that comes second.
 
         Raises:
             TransduceError: the vocabulary has no token for the language.
@@ -216,7 +224,9 @@ class Vocabulary:
         return vocabulary
 
     def for_tag(self, tag: str) -> "Vocabulary":
-        """Return a copy of the vocabulary that starts every input with a tag's token, after a target language's.
+        """Return a copy of the vocabulary that starts every input with the token of a tag.
+
+        If inputs also start with a target language's token, that comes first.
 
         Raises:
             TransduceError: the vocabulary has no token for the tag.
@@ -236,7 +246,7 @@ class Vocabulary:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
-        """A tuple of the ids that may precede those of a source text: of languages, tags and back-translation."""
+        """A tuple of the ids of the tokens that may start an input: of target languages, tags and back-translation."""
         tokens = (*map(language_token, self.target_languages), *map(tag_token, self.tags), BACK_TRANSLATED)
         return tuple(self.id(token) for token in tokens if self.has_special_token(token))
 
@@ -262,7 +272,7 @@ class Vocabulary:
         return [*self.before, *ids, *self.after]
 
     def closed(self, ids: Iterable[int]) -> list[int]:
-        """Return `with_special_tokens(ids)`, with a warning: READMEs of exported folders use this old name."""
+        """Return `with_special_tokens(ids)`, and warn that the name `closed` is deprecated."""
         warn("`closed` is now `with_special_tokens`.", DeprecationWarning)
         return self.with_special_tokens(ids)
 
@@ -299,7 +309,11 @@ class Vocabulary:
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return a list of the tokens with these ids as the sentencepiece model writes them, with ▁ for a space."""
+        """Return a list of the tokens with these ids as the sentencepiece model writes them, with ▁ for a space.
+
+        Raises:
+            TransduceError: an id is not one of the vocabulary's, or the model's file is damaged.
+        """
         return [self.token(id) for id in ids]
 
     def token(self, id: int) -> str:
@@ -326,7 +340,7 @@ class Vocabulary:
     def has_special_token(self, mark: str) -> bool:
         """Return whether the vocabulary has a special token, such as [MASK].
 
-        A vocabulary that has other names for an encoder's special tokens, such as `<mask>`, is searched for these.
+        If the vocabulary has its own name for the token, such as `<mask>`, that name is looked up.
         """
         name = dict(zip(SPECIAL_TOKENS, self.special_token_names, strict=True)).get(mark, mark)
         return self.token(self.id(name)) == name
@@ -357,8 +371,8 @@ class Vocabulary:
     def _unread(self) -> re.Pattern[str] | None:
         """The compiled pattern of the characters that `readable` replaces; None if there are none.
 
-        Special spaces that are tokens are replaced only before words, joiners only outside of emoji, and the mark of
-        stress only in Cyrillic.
+        Special spaces that are tokens match only before a word. Joiners match only outside of emoji, and the stress
+        mark only after a Cyrillic vowel.
         """
         spaces = "".join(one for one, plain in self.readings.items() if plain == " " and self.id(one) != self.unk_id)
         joiners = "".join(one for one in _JOINERS if one in self.readings)
@@ -379,10 +393,10 @@ class Vocabulary:
         return compose(text) if self.composes else text
 
     def readable(self, text: str) -> str:
-        """Return a source text with usual characters for invisible and unknown ones, for better tokenization.
+        """Return a source text with usual characters in place of invisible and unknown ones, for a model to read.
 
-        Replacements are those of `readings`; a word with a soft hyphen, for example, then has the tokens of the word
-        without the hyphen. The text is only for reading by a model, not for writing.
+        The replacements are those of `readings`. A soft hyphen, for example, is removed, so that its word has the usual
+        tokens.
         """
         if text.isascii() or self._unread is None:
             return text
@@ -401,7 +415,11 @@ class Vocabulary:
         return "".join(unknown).replace("▁", "")
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return a list of the tokens with these ids: ▁ for a space, <0xE6> for a byte, `</s>` and `<unk>`."""
+        """Return a list of the tokens with these ids, such as ▁the, <0xE6> and `</s>`; ▁ stands for a space.
+
+        Raises:
+            TransduceError: an id is not one of the vocabulary's, or the model's file is damaged.
+        """
         return self.tokens(ids)
 
     def surface(self, id: int) -> bytes:
@@ -460,7 +478,7 @@ class SymbolSplitter:
 
         Args:
             symbols: the symbols, with the rules of their matches.
-            normalize: the tokenizer's normalizer, which must be idempotent.
+            normalize: the tokenizer's normalizer. It must leave normalized texts unchanged.
         """
         self._normalize = normalize
         raw = {symbol.text: symbol for symbol in symbols if not symbol.normalized}
@@ -469,9 +487,10 @@ class SymbolSplitter:
         self._normalized = _SpecialTokenPattern(later)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield (part, is_symbol) for the non-empty parts of a text in order, where a symbol is a special token.
+        """Split a text into symbols (special tokens) and the text between them; yield (part, is_symbol) in order.
 
-        Parts are normalized if there are symbols that are matched after normalization.
+        Empty parts are left out. If some symbols are matched after normalization, the text between symbols is
+        normalized.
         """
         for part, is_symbol in self._raw.parts(text):
             if is_symbol or not self._normalized.symbols:
@@ -489,9 +508,9 @@ class _SpecialTokenPattern:
         self._expression = re.compile("|".join(_expression(each, self.symbols[each]) for each in longest_first))
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield (part, is_symbol) for the non-empty parts of a text in order, where a symbol is a special token.
+        """Split a text into symbols (special tokens) and the text between them; yield (part, is_symbol) in order.
 
-        Spaces are matched from the symbol outwards, which stays fast for texts that are mostly spaces.
+        Empty parts are left out, and so are spaces that belong to a symbol.
         """
         position = 0
         for match in self._expression.finditer(text) if self.symbols else ():
@@ -573,9 +592,12 @@ def encode_masked(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def without_spaces_before(following: Collection[int], ids: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """Return a list of the token ids without single-space tokens (▁) directly before tokens with ids in `following`.
+    """Remove single-space tokens (▁) directly before certain tokens; return the other ids as a list.
 
-    All ids stay if the vocabulary has no such token.
+    Args:
+        following: the ids of the tokens before which a space token is removed.
+        ids: the token ids of a text.
+        vocabulary: the vocabulary. All ids stay if it has no single-space token.
     """
     space = vocabulary.id(SPACE)
     if vocabulary.token(space) != SPACE:  # no such token: the id is that of the unknown token

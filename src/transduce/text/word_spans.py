@@ -100,7 +100,7 @@ def normalized_text(text: str, normalize: Callable[[str], str], kept: Sequence[S
 
     Args:
         text: the original text.
-        normalize: returns the normal form of a text, in which only neighboring characters affect each other.
+        normalize: a function that normalizes a text. Only neighboring characters may affect each other.
         kept: spans of the text, in order and disjoint, that stay as they are.
     """
     parts, starts, ends = list[str](), list[int](), list[int]()
@@ -122,7 +122,7 @@ def normalized_text(text: str, normalize: Callable[[str], str], kept: Sequence[S
 
 
 def _clusters(text: str, start: int, stop: int, normalize: Callable[[str], str]) -> Iterator[tuple[int, int]]:
-    """Yield ranges (start, end) that divide a text from `start` to `stop` so that each can be normalized on its own."""
+    """Divide a text, from `start` to `stop`, into ranges that can be normalized one by one; yield (start, end)."""
     first, before = start, ""
     for position in range(start, stop):
         character = text[position]
@@ -160,10 +160,10 @@ _SHARED_MARKS = tuple("“”‘’…—·")  # of scripts with and without spa
 
 
 def joins_without_space(before: str, after: str) -> bool:
-    """Return whether no space replaces a line break between two texts, because their script has no spaces.
+    """Return whether two texts at a line break are joined without a space, as in Chinese and Japanese.
 
-    Quotation marks and dashes, which all scripts have, count as Chinese or Japanese if such a character is beside them
-    at the line break.
+    The script of the characters at the break decides. Some quotation marks and dashes occur in all scripts; such a
+    character counts as Chinese or Japanese if the character on the other side of the break is.
     """
     if before.endswith(_SHARED_MARKS) and after.startswith(_SHARED_MARKS):
         marks = "".join(_SHARED_MARKS)
@@ -198,10 +198,11 @@ def locate_words(words: Sequence[str], text: str) -> list[Span]:
 
 
 def token_spans(tokens: Sequence[str], text: str) -> list[Span]:
-    """Return a list with the span of each token in the tokenized text, without the space before a word.
+    """Return a list with the span of each token in the tokenized text.
 
-    Each byte token of a character covers the whole character. The unknown token covers what no other token covers.
-    White space and the end symbol have empty spans.
+    The span does not contain the space before a word. If several byte tokens form a character, each has the span of the
+    whole character. An unknown token has the span of the text between its neighbors. Tokens of white space and the end
+    symbol have empty spans.
 
     Args:
         tokens: the tokens of the text, from `Vocabulary.token_texts`.
@@ -243,10 +244,9 @@ def encode_with_spans(vocabulary: Vocabulary, text: str) -> tuple[list[int], lis
 
 
 def _byte_group(tokens: Sequence[str], first: int) -> tuple[bytes, int]:
-    """Return the bytes of one character that the byte tokens from index `first` form, and the number of those tokens.
+    """Return the bytes of the character that begins at the byte token `first`, and the number of its byte tokens.
 
-    If the byte tokens form no complete character, their bytes are returned all the same; without a byte token at
-    `first`, the result is (b"", 0).
+    Bytes that form no complete character are returned as well. The result is (b"", 0) if the token is no byte token.
     """
     group = b""
     for count, number in enumerate(range(first, len(tokens)), 1):
@@ -271,9 +271,12 @@ def _is_complete(content: bytes) -> bool:
 
 
 def _locate_token(text: str, position: int, token_text: str) -> tuple[int, int]:
-    """Return the start and end offset of a token's text, without white space, from an offset of the tokenized text on.
+    """Return the start and end offset of a token in the tokenized text.
 
-    Spaces before the token are skipped; for a token of spaces only, start and end are the offset passed.
+    Args:
+        text: the tokenized text.
+        position: the offset at which the search starts. Spaces from there on are skipped.
+        token_text: the token without outer spaces. If it is empty, both offsets are `position`.
     """
     start = _skip_spaces(text, position) if token_text else position
     end = start
@@ -292,14 +295,14 @@ def _skip_spaces(text: str, position: int) -> int:
 
 
 def _unknown_end(following: Sequence[str], text: str, start: int) -> int:
-    """Return the offset in a text where an unknown token that begins at `start` ends and the next token follows.
+    """Return the offset in a text where an unknown token ends.
 
-    The offset is at least one character after `start`, unless the text ends.
+    The token has at least one character, unless the text ends before.
 
     Args:
-        following: a list of the token after the unknown token; empty at the end.
+        following: a list of the next token; empty if there is none.
         text: the tokenized text.
-        start: the offset of the unknown token.
+        start: the offset where the unknown token begins.
     """
     if not following or following[0] == _END:
         return len(text.rstrip())
@@ -323,10 +326,10 @@ def overlap(words: Sequence[Span], tokens: Sequence[Span]) -> "npt.NDArray[np.fl
 
 
 def encode_within_words(vocabulary: Vocabulary, text: str, words: Sequence[Span]) -> list[int]:
-    """Return the token ids of a text as a list, in which no known token crosses from one of the words into the next.
+    """Return a list of the token ids of a text, without tokens that cross from one word into the next.
 
-    The vocabulary of a script without spaces has tokens that span several words; such a token is replaced by the tokens
-    of its parts. Unknown tokens stay whole.
+    In scripts without spaces, a token may span several words. Such a token is replaced by tokens of its parts, unless
+    it is the unknown token.
 
     Args:
         vocabulary: the vocabulary.

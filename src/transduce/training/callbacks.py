@@ -67,7 +67,10 @@ class Callback:
         """Receive the event at the start of a run, before its first step; return True to stop the run."""
 
     def on_estimate(self, event: "RunEstimate") -> None:
-        """Receive the estimate of a run after its first steps, or of a dry run, which calls no other method."""
+        """Receive the estimate of a run's time and memory, after its first steps.
+
+        A dry run calls this method, too, and no other one.
+        """
         if self._has_old_method():
             warn_renamed("on_forecast", "on_estimate")
             self.on_forecast(event)
@@ -115,11 +118,14 @@ class Tracker(Callback):
     tracking never ends a run.
     """
 
-    package: str
-    """The name of the Python package that the tracker needs, such as "wandb"."""
+    package: str = "transduce"
+    """The name of the Python package that the tracker needs, such as "wandb"; by default it needs no other one."""
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        """Create a tracker; `say` receives a message if the tracker fails later; None: it goes to standard error.
+        """Create a tracker.
+
+        Args:
+            say: a function that receives a message if the tracker fails later; None: it is printed to standard error.
 
         Raises:
             TransduceError: the tracker's package is missing.
@@ -154,7 +160,12 @@ class Tracker(Callback):
         self._try(lambda: self.finish(event))
 
     def begin(self, module: Any, event: RunStart) -> None:
-        """Start a run in the experiment tracker, whose imported Python package is `module`; subclasses implement it."""
+        """Start a run in the experiment tracker; a subclass implements it.
+
+        Args:
+            module: the tracker's Python package, imported.
+            event: the event at the start of the run, with its settings.
+        """
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], step: int) -> None:
@@ -268,8 +279,6 @@ class TensorBoardTracker(Tracker):
 
     Every run writes TensorBoard files into its own folder, even without a tracker.
     """
-
-    package = "transduce"
 
     def __init__(self, folder: str | Path, say: Callable[[str], None] | None = None) -> None:
         """Create a tracker that links runs into `folder`, the folder that TensorBoard shows."""

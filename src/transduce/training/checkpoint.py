@@ -31,7 +31,7 @@ from transduce.training.settings import BestBy, Kernels
 
 
 class RowRange(msgspec.Struct, frozen=True):
-    """A record of which rows of a complete tensor a file or process holds, if a model is divided among processes."""
+    """The rows of a tensor that one process or one file holds, if a model is divided among processes."""
 
     start: int
     """The index, in the complete tensor, of the first row that the file or process holds."""
@@ -244,15 +244,21 @@ def save_checkpoint(
     averaged: Collection[int] = (),
     processes: Processes | None = None,
 ) -> Path:
-    """Write a checkpoint below `folder` and return its path; of earlier ones only the newest are kept, `keep` in all.
+    """Write a checkpoint below a folder, delete old ones, and return its path.
 
-    If there is an undamaged checkpoint of the step already, nothing is written or removed. Checkpoints of the steps in
-    `averaged` are not removed, as a later mean of weights needs them. Checkpoints of later steps are damaged ones,
-    which a resumed run has skipped; each is replaced when its step is reached again.
+    If an undamaged checkpoint of the step exists already, nothing is written or deleted. Checkpoints of later steps are
+    damaged ones that a resumed run has skipped. They stay until the run reaches their steps again.
 
-    Every one of several processes must call this function, and waits for the others. The first process writes the
-    checkpoint; but of a model that is divided among processes, each writes its own rows, into a folder that all of them
-    can see.
+    If there are several processes, all of them must call this function, and wait for each other. The first process
+    writes the checkpoint. If the model is divided among processes, each one writes its own rows into the folder, which
+    all of them must be able to see.
+
+    Args:
+        folder: the folder of the run's checkpoints.
+        checkpoint: the tensors and the state to write.
+        keep: the number of newest checkpoints that stay, including this one.
+        averaged: steps whose checkpoints stay, too, since a later mean of weights needs them.
+        processes: the processes of the run; None: a single one.
 
     Raises:
         TransduceError: the checkpoint cannot be written; earlier checkpoints are untouched. If the model is divided,
@@ -292,9 +298,13 @@ def save_checkpoint(
 
 @contextmanager
 def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Pass a message to `say`, so that training goes on, if writing `what` fails in the body of `with`.
+    """Replace an error of writing in the body of `with` by a message, so that training goes on.
 
-    Only errors of files are tolerated; others are raised.
+    Other errors are raised.
+
+    Args:
+        say: a function that receives the message.
+        what: what is written, for the message.
     """
     try:
         yield
@@ -307,9 +317,9 @@ def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
 
 
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
-    """Run the function `act` in all processes, or only in the first if `alone`, and wait until all are done.
+    """Run the function `act` in all processes, and wait until all are done; with `alone`, only the first runs it.
 
-    A failure in one process is raised in all, since the others would otherwise wait for a process that has left.
+    If it fails in one process, all processes raise an error, so that none waits for one that has left.
 
     Raises:
         OSError: the function failed in this process or in another.
@@ -492,7 +502,11 @@ def _verified_files(path: Path, kind: str | None = None) -> list[str]:
 
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
-    """Return a dict by name of a checkpoint's complete weights, whose files alone are verified and read."""
+    """Return a checkpoint's complete weights, a dict by name; its other files are neither verified nor read.
+
+    Raises:
+        TransduceError: a file of weights is not what was written.
+    """
     names = _verified_files(path, "weights")
     if names == ["weights.safetensors"]:
         return load_file(path / names[0])

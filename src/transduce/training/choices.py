@@ -39,7 +39,7 @@ class Choice(msgspec.Struct, Generic[T], frozen=True):
 
 
 class CorpusSize(msgspec.Struct, frozen=True, kw_only=True):
-    """The size of a corpus, from which its vocabulary's size follows: pairs, and characters of unspaced scripts."""
+    """The size of a corpus, from which the size of its vocabulary follows."""
 
     pairs: int
     unspaced_characters: int
@@ -62,14 +62,14 @@ PRESETS = {name: Preset(**sizes) for name, sizes in PRESET_SIZES.items()}
 
 
 def choose_preset(pairs: int, noun: str = "pair") -> Choice[str]:
-    """Choose the model size from the number of sentence pairs, or of other examples that `noun` names.
+    """Choose the model size from the number of sentence pairs, or of other examples.
 
-    tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, else big: small corpora train small models
-    best. On Multi30k's 29,000 pairs, 4+4 layers of width 128 beat 6+6 of width 512 by 2.7 BLEU (Wu et al. 2021, "Good
-    for Misconceived Reasons", Table 2).
+    The size is tiny below 50,000 pairs, small below 1,000,000, base below 10,000,000, and otherwise big. Small corpora
+    train small models best: on Multi30k's 29,000 pairs, 4+4 layers of width 128 beat 6+6 of width 512 by 2.7 BLEU (Wu
+    et al. 2021, "Good for Misconceived Reasons", Table 2).
 
     Returns:
-        A `Choice`: the preset's name and the reason.
+        A `Choice`: the preset's name and the reason, in which `noun` names the examples.
     """
     for limit, preset in ((50_000, "tiny"), (1_000_000, "small"), (10_000_000, "base")):
         if pairs < limit:
@@ -80,17 +80,18 @@ def choose_preset(pairs: int, noun: str = "pair") -> Choice[str]:
 def choose_preset_in_time(
     suited: Choice[str], *, minutes: float, operations_per_second: float, vocabulary_size: int
 ) -> Choice[str]:
-    """Choose the largest preset, up to the one that suits the corpus, that can be trained in the time budget.
+    """Choose the largest preset that can be trained in the time budget.
 
-    A preset qualifies if training reads at least three target tokens per parameter: with less time, a smaller model
-    that reads more is better (Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", by whose fitted
-    loss function, approach 3, neighboring presets are equal at that point).
+    The preset is at most as large as the one that suits the corpus (`suited`). In the time, training must read at least
+    three target tokens per parameter. If it reads fewer, a smaller model that reads more is better. The limit follows
+    from the loss function that Hoffmann et al. 2022 fitted ("Training Compute-Optimal Large Language Models", approach
+    3).
 
     A step computes 6 operations per token and parameter, forward and backward. The operations per second are a round
     number for the kind of machine, not a measurement, so that the same command always chooses the same model.
 
     Returns:
-        A `Choice`: the preset's name and the reason. If no preset qualifies, the smallest is chosen.
+        A `Choice`: the preset's name and the reason. If the time is too short for every preset, the smallest is chosen.
     """
     read = {}
     for name in reversed(CHOSEN_PRESETS[: CHOSEN_PRESETS.index(suited.value) + 1]):
@@ -190,7 +191,10 @@ def choose_language_model_batch_tokens(epoch_tokens: int, device: str) -> Choice
 
 
 def _fewer_for_small_corpora(epoch_tokens: int, usual: Choice[int]) -> Choice[int]:
-    """Reduce the `usual` tokens per step, a `Choice`, so that an epoch has at least 50 steps, to no fewer than 512."""
+    """Return the `usual` tokens per step, or fewer if an epoch would have fewer than 50 steps; at least 512.
+
+    Both `usual` and the result are a `Choice`.
+    """
     limit = max(512, epoch_tokens // 50)
     if limit >= usual.value:
         return usual
@@ -211,7 +215,7 @@ def choose_epochs(pairs: int, noun: str = "pair") -> Choice[float]:
 
 
 def at_least(least: int, steps: int, reason: str) -> Choice[int]:
-    """Return a `Choice` of a number of steps, for the given reason, or of the number `least` if that is greater."""
+    """Return a `Choice` of a number of steps, raised to `least` if it is smaller; `reason` explains the number."""
     return Choice(steps, reason) if steps >= least else Choice(least, f"at least {least}; {reason} are {steps:,}")
 
 
@@ -229,9 +233,10 @@ def choose_steps(pairs: int, epoch_tokens: int, batch_tokens: int, noun: str = "
 
 
 def choose_language_model_preset(tokens: int) -> Choice[str]:
-    """Choose the size of a language model from its training tokens, with about one parameter per one or two tokens.
+    """Choose the size of a language model from the number of its training tokens.
 
-    tiny below 5,000,000 tokens, small below 50,000,000, base below 1,000,000,000, else big.
+    The size is tiny below 5,000,000 tokens, small below 50,000,000, base below 1,000,000,000, and otherwise big. A
+    model then has about as many parameters as there are tokens, or half as many.
 
     Returns:
         A `Choice`: the preset's name and the reason.
@@ -313,12 +318,13 @@ def choose_learning_rate(
     batch_tokens: int = _LARGE_BATCH,
     optimizer: OptimizerName = "adam",
 ) -> Choice[float]:
-    """Choose the peak learning rate: 0.5 / d_model for Adam and twice that for Muon.
+    """Choose the peak learning rate: 0.5 / d_model for Adam and 1 / d_model for Muon.
 
-    Wider models need smaller steps. If a step has fewer than 4,096 tokens the rate is multiplied by √(tokens / 4,096),
-    as Adam needs (Malladi et al. 2022); language models and time series are not scaled. The paper's schedule uses
-    equation (3), but no more than its peak after 4,000 steps: a shorter warm-up has a higher peak, at which a post-norm
-    model diverges.
+    Wider models need smaller steps. If a step has fewer than 4,096 tokens, the rate is multiplied by √(tokens / 4,096),
+    as Adam needs (Malladi et al. 2022). This does not apply to language models and time series.
+
+    With the paper's schedule, the rate is the peak of the paper's equation (3). A warm-up of fewer than 4,000 steps
+    would have a higher peak, at which a post-norm model diverges. The rate is then the peak for 4,000 steps.
 
     Returns:
         A `Choice`: the rate and the reason.
@@ -343,11 +349,13 @@ def choose_weight_decay(
 ) -> Choice[float | None]:
     """Choose the weight decay: 0 with Adam, as in the paper; with Muon it depends on the length of the run.
 
-    Muon's rate × decay adds up to 1.3 over the run: the longer the run, the smaller the decay of each step
+    With Muon, the sum of rate × decay over the run is 1.3: the longer the run, the smaller the decay of each step
     (docs/results.md). Decayed weights are an average over the last 1 / (rate × decay) updates, which should be as long
     as the run or somewhat shorter (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and
-    dataset size"). If a base model is trained at a lower rate than `fine_tuning_rate`, the default, the decay per step
-    is lower in the same proportion, so that the model keeps more of its weights.
+    dataset size").
+
+    For a base model, the default rate is `fine_tuning_rate`. At a lower rate, rate × decay is lower in the same
+    proportion, so that the model keeps more of its weights.
 
     Returns:
         A `Choice`: the decay and the reason. While the number of steps is not known, Muon's decay is None, or 0 for a
@@ -397,8 +405,8 @@ def choose_schedule(norm_order: str) -> Choice[ScheduleName]:
 def choose_warmup_steps(steps: int | None) -> Choice[int]:
     """Choose the number of warm-up steps: the paper's 4,000, but at most a tenth of the run.
 
-    In a run of fewer than 500 steps, where a tenth is too short, it is 50 steps or half of the run. While the number of
-    steps is not known it is 500.
+    In a run of fewer than 500 steps, a tenth is too short. The number is then 50, but at most half of the run. While
+    the length of the run is not known, the number is 500.
 
     Returns:
         A `Choice`: the number and the reason.
@@ -547,9 +555,9 @@ class ChoiceLog:
         return choice.value
 
     def amend(self, name: str, value: Any, reason: str) -> None:
-        """Replace the value and the reason of a setting in the log, because its value changed after it was chosen.
+        """Replace the value and the reason of a logged setting whose value has changed.
 
-        "{}" in `reason` stands for the old value. An equal value changes nothing.
+        An equal value changes nothing. "{}" in `reason` stands for the old value.
         """
         for index, line in enumerate(self.lines):
             if line.name == name and line.value != _shown(value):

@@ -96,9 +96,13 @@ class ProgressDisplay:
             self._bar.start()
 
     def advance(self, step: int, steps: int | None, loss: float = math.nan, tokens_per_second: float = 0.0) -> None:
-        """Advance the progress bar, if there is one, to `step` of `steps` (None: not known).
+        """Advance the progress bar, if there is one.
 
-        Until the first report, the bar shows the mean loss and the speed so far (NaN: no step has changed weights).
+        Args:
+            step: the number of steps taken.
+            steps: the number of steps of the run; None: not known.
+            loss: the mean loss so far, which is shown until the first report; NaN: no step has changed weights.
+            tokens_per_second: the speed so far, which is shown until the first report.
         """
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, total=steps, last=_last_step(steps))
@@ -114,9 +118,9 @@ class ProgressDisplay:
             self.say(f"step {event.step:,}/{_last_step(steps)} · {text}")
 
     def validation(self, event: ValidationEvent, *, best: bool) -> None:
-        """Show the dev set scores of a validation, marked if it is the best so far, and one sample translation.
+        """Show the scores of a validation on the dev set, and one sample translation.
 
-        With BLEU below 1, no sample is shown.
+        `best` marks the validation as the best so far. No sample is shown if BLEU is below 1.
         """
         measured = {"BLEU": event.bleu, "chrF": event.chrf}
         scores = "".join(f" · {name} {value:.1f}" for name, value in measured.items() if value is not None)
@@ -318,7 +322,10 @@ def is_in_notebook() -> bool:
 
 
 def make_display(*, is_first: bool = True) -> ProgressDisplay:
-    """Return the display of a run: in a notebook, on a terminal, or as lines; only the first process shows any."""
+    """Return the display of a run for a notebook, if this process is its kernel, and otherwise for standard error.
+
+    Unless `is_first`, the display shows nothing: only the first of several processes shows progress.
+    """
     if not is_first:
         return ProgressDisplay(Console(quiet=True))
     return NotebookDisplay() if is_in_notebook() else ProgressDisplay()

@@ -29,7 +29,7 @@ _GPU_BACKENDS = "cpu:gloo,cuda:nccl"
 
 
 class Processes:
-    """A group of data-parallel processes that train one model, as one of them sees it: its rank and their number."""
+    """The group of data-parallel processes that train one model: their number, and the rank of this process."""
 
     def __init__(self, rank: int = 0, count: int = 1, *, local_rank: int = 0, local_count: int = 1) -> None:
         self.rank = rank
@@ -51,7 +51,9 @@ class Processes:
         return [float(value) for value in total.tolist()]
 
     def broadcast(self, value: T, kind: type[T]) -> T:
-        """Return the first process's value in every process; all must call this, and wait up to seven days.
+        """Send the first process's value to all processes, and return it in each.
+
+        All processes must call this method, and wait for each other for up to seven days.
 
         Args:
             value: a value that can be written as JSON; only that of the first process counts.
@@ -91,7 +93,9 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """Connect to the other processes that `torchrun` started; return the group, which has one process if none did.
+    """Connect to the other processes that `torchrun` started, and return the group.
+
+    If `torchrun` did not start this process, the group contains only this process.
 
     Args:
         device: "cpu" or "cuda"; each process of a machine uses the GPU of its local rank.
@@ -116,10 +120,11 @@ def current_processes() -> Processes:
 
 @contextmanager
 def explain_lost_processes() -> Iterator[None]:
-    """Replace errors of lost connections in the body of `with` by a message; a single process's errors pass unchanged.
+    """Replace errors of lost connections between processes, raised in the body of `with`, by a message.
 
-    If another process has ended, only the first one shows a message. If another one hangs, that may be the first, so
-    each process that has waited for it in vain shows one.
+    If another process has ended, only the first process shows the message. If another process hangs, each process that
+    has waited in vain shows a message, since the first one may be the one that hangs. Other errors, and errors of a
+    single process, pass unchanged.
 
     Raises:
         TransduceError: another process has ended (raised in the first process), or hangs.

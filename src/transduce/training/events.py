@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class TrainEvent(msgspec.Struct, frozen=True, tag="train", tag_field="event"):
-    """A report on the steps since the previous report, with means over those that changed weights.
+    """A report on the steps since the previous report.
 
-    The means, of loss, perplexity and gradient norm, are NaN if no step changed weights.
+    Loss, perplexity and gradient norm are means over the steps that changed weights; NaN if there is none.
     """
 
     step: int
@@ -58,7 +58,10 @@ class Durations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationEvent(msgspec.Struct, frozen=True, tag="validation", tag_field="event", omit_defaults=True):
-    """A validation report: scores on the dev set at a step, for the weights that would be kept (often an average)."""
+    """A validation report: the scores on the dev set at a step.
+
+    The scores are of the weights that would be kept, which are often an average.
+    """
 
     step: int
     loss: float
@@ -94,10 +97,13 @@ _T = TypeVar("_T")
 
 
 def read_events(folder: Path, kind: type[_T]) -> list[_T]:
-    """Return a list of the events that a run has logged in its folder, each decoded as a `kind`; empty without a log.
+    """Return a list of the events that a run has logged in its folder; empty without a log.
 
-    `kind` is a struct or dictionary type. An incomplete last line, which a run is writing or which it left when it was
-    killed, is left out.
+    An incomplete last line is left out: a run is writing it, or was killed while it did.
+
+    Args:
+        folder: the run folder.
+        kind: the type as which each event is decoded, a struct or dictionary type.
 
     Raises:
         TransduceError: a line is damaged.
@@ -144,7 +150,7 @@ class EventLog:
         Args:
             folder: the run folder.
             resume_at: the step after which the run continues; 0 starts an empty log.
-            validate_again: whether the validation of that step will be repeated too.
+            validate_again: remove the logged validation at step `resume_at`, since it will be repeated.
         """
         self.path = folder / _FILE
         kept = _events_until(self.path, resume_at, validate_again) if resume_at else []
@@ -199,9 +205,9 @@ NO_LOG = _NoLog()
 
 
 def _events_until(path: Path, step: int, validate_again: bool) -> list[bytes]:
-    """Return a list of the lines of a log, with line feeds, whose events were before a step or at it.
+    """Return a list of the lines of a log, with line feeds, whose events are of `step` or an earlier step.
 
-    If `validate_again`, the validation at that step is left out. Broken lines are left out, too.
+    If `validate_again`, the validation at `step` is left out. Broken lines are left out, too.
     """
     again = _EventKey("validation", step) if validate_again else None
     keys = [(line, _event_key(line)) for line in _complete_lines(path)]

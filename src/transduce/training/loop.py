@@ -58,7 +58,7 @@ from transduce.training.stopping import AbandonedError, BestModelSelector, Inter
 
 
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of a run's checks and records, which do not change what it learns: large batches, machine, settings."""
+    """Inputs for the checks, records and messages of a run, which do not change what it learns."""
 
     largest: Sequence[Any] = ()
     """Batches of the sizes that need most memory, whose gradients are computed before the first step."""
@@ -126,9 +126,10 @@ class StepTimer:
         self._seconds: list[float] = []
 
     def add(self, seconds: float) -> float | None:
-        """Record the duration of a step in seconds; return the mean once, when it is settled, and otherwise None.
+        """Record the duration of a step in seconds; return the mean when it is settled, and otherwise None.
 
-        The mean is settled after 10 later steps, or after 5 seconds of at least two.
+        The mean leaves out the first step. It is settled after 10 further steps, or after at least two that took 5
+        seconds together. It is returned once; later steps are not recorded.
         """
         if self._is_settled():
             return None
@@ -149,8 +150,8 @@ def make_optimizer(
     parameters.
 
     Raises:
-        TransduceError: there are several processes, and buffers of the model would differ between them, or would not
-            be stored.
+        TransduceError: there are several processes, and the model has buffers that would differ between them or would
+            not be stored.
     """
     refuse_buffers_of_one_process(model, processes.count, sharded=settings.sharded)
     dtype = DTYPES[settings.precision]
@@ -186,12 +187,15 @@ class Trainer:
             batches: the plan of the run's micro-batches.
             settings: the settings of training.
             folder: the run's folder, for checkpoints and logs.
-            validate: a function from weights by name, and a step, to the scores of these weights on the dev set; None:
-                the run does not validate.
-            keep_model: a function that writes the model folder from weights by name, and their validation, or None if
-                the run does not validate; None: no model folder is written.
+            validate: a function that scores weights on the dev set. Its arguments are the weights by name and the step.
+                None: the run does not validate.
+            keep_model: a function that writes the model folder. Its arguments are the weights by name and their
+                validation, which is None if the run does not validate. None: no model folder is written.
             display: shows the progress; None: a display on standard error.
             safeguards: inputs of checks and records; None: there are none.
+
+        Raises:
+            TransduceError: the model has buffers that several processes cannot share.
         """
         self.model = model
         self.processes = current_processes()
@@ -274,10 +278,13 @@ class Trainer:
             )
 
     def run(self) -> TrainResult:
-        """Train until the last step, until nothing improves, or until a signal arrives; save; return a `TrainResult`.
+        """Train the model, save a checkpoint at the end, and return a `TrainResult`.
+
+        Training ends after the last step, when nothing improves, when a signal arrives, or when a callback stops it.
 
         Raises:
-            TransduceError: memory or disk space ran out, or training diverged.
+            TransduceError: memory or disk space ran out, training diverged, no validation had a finite loss, or the
+                run's folder is gone.
         """
         log: Log = NO_LOG
         if self.processes.is_first:
@@ -317,7 +324,7 @@ class Trainer:
     def probe(
         self, seconds: float, max_steps: int, validations: int, limit: float = math.inf
     ) -> tuple[Durations, list[ValidationEvent]]:
-        """Take real steps for some seconds, validate, save once, and return a pair: durations, and validation events.
+        """Measure a run: take real steps for some seconds, validate, and save once.
 
         The trainer cannot continue its run afterwards.
 
@@ -325,8 +332,15 @@ class Trainer:
             seconds: the time for steps after the first one.
             max_steps: the largest number of steps.
             validations: how many validations to make, evenly spaced.
-            limit: the time for everything in seconds. If steps are too slow for it, some micro-batches are timed
-                instead, without validation, whose duration is then NaN.
+            limit: the time for everything in seconds. If full steps would take too long, some micro-batches are timed
+                instead, and nothing is validated or saved.
+
+        Returns:
+            A pair: the durations, and a list of the validation events. Without a validation, its duration is NaN.
+
+        Raises:
+            KeyboardInterrupt: a signal arrived.
+            TransduceError: memory or disk space ran out.
         """
         self.callbacks = ()  # which would receive the checkpoint of a run that does not exist
         self.model.train()
@@ -371,10 +385,11 @@ class Trainer:
         return durations, events
 
     def _slow_step(self, interruption: Interruption, limit: float) -> float | None:
-        """Estimate and return a step's seconds by timing micro-batches, if full steps would exceed the limit.
+        """Estimate the duration of a step from micro-batches, if full steps would exceed the time limit.
 
-        If full steps stay within the limit, return None, and take no step. Otherwise set `settings.accumulate` to 1,
-        and take one step of a single micro-batch.
+        In this case, one step of a single micro-batch is taken, `settings.accumulate` becomes 1, and the result is the
+        duration of a full step in seconds. If full steps stay within the limit, no step is taken, and the result is
+        None.
         """
         accumulate, micro_seconds = self.settings.accumulate, math.inf
         for number in range(2):  # the first one may compile kernels
@@ -444,7 +459,7 @@ class Trainer:
     def _stop_reason(self, log: Log, interruption: Interruption) -> str | None:
         """Return why the run stops after the current step; None: it goes on.
 
-        If a callback stops it before its first validation, the model is validated, because there would be none without.
+        If a callback stops the run before its first validation, the model is validated now.
         """
         reason, best = self._best_model.stop_reason() or self._shared_stop(), self._best_model.best
         if reason is not None and best.step is None and not best.validations_since:
@@ -512,10 +527,10 @@ class Trainer:
         return parts, sums
 
     def _check_dropout(self, parts: Sequence[MicroBatch], sums: StepTotals, *, last: bool) -> None:
-        """Disable dropout if the loss of the step's batches is more than 5 % higher without dropout than with it.
+        """Disable dropout if the loss of a step's batches is more than 5 % higher without dropout than with it.
 
-        The model has then come to depend on the noise. At the last step, or if `training.adapt_dropout` is false,
-        nothing is done.
+        The model has then come to depend on the noise. Nothing is done at the last step, or if `training.adapt_dropout`
+        is false.
         """
         if self.settings.adapt_dropout and self._dropout.is_active and not last:
             losses = (self._seeded_loss(part.batch, part.position) for part in parts)
@@ -558,7 +573,13 @@ class Trainer:
         self.display.say(f"{sentence}. The batch is in {path}." if path else f"{sentence}.")
 
     def _stop_if_diverged(self, divisor: float) -> None:
-        """Raise an error if training diverged, or has no targets; `divisor` is the sum of weights of the last step."""
+        """Stop the run if training has diverged, or if the last steps had no targets.
+
+        `divisor` is the sum of the weights of the last step's targets.
+
+        Raises:
+            TransduceError: training has diverged, or has no targets.
+        """
         if divisor == 0.0 and self._loss_window.skips_too_many:
             raise TransduceError(
                 f"No target of the last steps (until step {self.step}) has a weight above 0 in the loss: correct the "
@@ -572,7 +593,10 @@ class Trainer:
             )
 
     def _start_clock(self) -> None:
-        """Start the clock of a run with a time budget, unless a plan in its settings already decides its steps."""
+        """Start the clock of a run with a time budget.
+
+        There is no clock if `time_plan` in the settings already determines the number of steps.
+        """
         settings = self.settings
         if settings.minutes is not None and not settings.time_plan:
             self.plan.clock = StepClock(
@@ -584,9 +608,10 @@ class Trainer:
             )
 
     def _decide_steps(self, step_seconds: float) -> None:
-        """Set how many steps a run with a time budget takes: by its `time_plan`, or by the clock's decisions.
+        """Set the number of steps of a run with a time budget.
 
-        New decisions of the clock are stored. `step_seconds` is the duration of the last step.
+        The number comes from `time_plan` in the settings or, without a plan, from the run's clock. New decisions of the
+        clock are stored. `step_seconds` is the duration of the last step.
         """
         if self.settings.time_plan:
             self.plan.follow(self.step)
@@ -679,9 +704,12 @@ class Trainer:
         self._best_model.record(event, kept=better and self._keep(weights, event))
 
     def _keep(self, weights: Mapping[str, Tensor], event: ValidationEvent | None) -> bool:
-        """Write the folder of the model, by the function that the run was given, and return whether it was written.
+        """Write the model folder by `keep_model`, and return whether it was written; True without such a function.
 
-        A full disk is reported, and only at the last step an error. Without a function the result is True.
+        If the disk is full, a message is shown and the result is False. At the last step, it is an error instead.
+
+        Raises:
+            TransduceError: the run's folder is gone.
         """
         self._check_folder()
         if self.keep_model is None:
@@ -736,7 +764,7 @@ def _seed(seed: int, position: int, rank: int) -> int:
 def _set_seed(seed: int, device: torch.device) -> None:
     """Set the seed of a device's random numbers and of the CPU's.
 
-    For each kind of device that PyTorch has not opened, `torch.manual_seed` records a traceback, which takes 0.7 ms.
+    On a CPU, `torch.manual_seed` is avoided: it takes 0.7 ms for each kind of device that PyTorch has not opened.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)

@@ -136,7 +136,7 @@ def adapt(model: nn.Module, settings: LowRankSettings, *, fresh: tuple[str, ...]
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Return two counts: the trainable parameters, and all parameters of the original model without updates."""
+    """Return two counts: a model's trainable parameters, and all of its parameters except low-rank updates."""
     parameters = dict(model.named_parameters())
     learning = sum(parameter.numel() for parameter in parameters.values() if parameter.requires_grad)
     return learning, sum(parameter.numel() for name, parameter in parameters.items() if _ADAPTED not in name)
@@ -153,7 +153,9 @@ def merge(model: nn.Module) -> None:
 
 
 def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return a dict of weights with the low-rank updates added, by the original model's names; the model is unchanged.
+    """Return a dict of a model's weights with the low-rank updates added, by the original model's names.
+
+    The model is unchanged.
 
     Args:
         model: the adapted model, which defines where updates are and how they are scaled.
@@ -170,12 +172,15 @@ def merged_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def low_rank_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a dict by name of copies of only the low-rank updates, small enough to store many of them for a model."""
+    """Return copies of a model's low-rank updates, a dict by name.
+
+    They are small, so that many can be stored for one model.
+    """
     return {name: tensor.detach().clone() for name, tensor in _updates(model).items()}
 
 
 def _updates(model: nn.Module) -> dict[str, Tensor]:
-    """Return a dict of an adapted model's low-rank updates by the names of `low_rank_weights`, without copies."""
+    """Return a model's low-rank updates, not copied, a dict by the names that `low_rank_weights` uses."""
     state = model.state_dict()
     return {name.replace(_ADAPTED, ""): tensor for name, tensor in state.items() if _ADAPTED in name}
 
@@ -216,19 +221,22 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 class FrozenWeights:
-    """The parameters of a model that need no gradient, in float32, which complete the trained ones to a full model.
+    """The frozen parameters of a model, in float32; with the trained ones, they are all weights of the model.
 
     A run's optimizer and checkpoints hold only the trained parameters.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Store references to a model's frozen parameters, before the model is converted to another precision."""
+        """Store references to a model's frozen parameters.
+
+        The model must still be in float32; its later conversion to another precision does not affect them.
+        """
         self._model = model
         self._values = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
 
     @torch.no_grad()
     def complete(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a dict of all weights by the original model's names: frozen and trained ones, LoRA updates merged in.
+        """Return all weights, a dict by the original model's names: frozen and trained ones, with updates merged.
 
         If nothing is frozen, the result equals `trained`.
         """
