@@ -56,7 +56,10 @@ REPORT, REPORT_JSON, PLOT = "report.md", "report.json", "plot.png"
 
 
 class _Measured(NamedTuple):
-    """The scores of one training run by measure, such as BLEU, with the counts in each sentence that give the score."""
+    """The scores of one training run by measure, such as BLEU.
+
+    For a measure that is computed from counts, the counts of each sentence are included.
+    """
 
     values: dict[str, float]
     counts: dict[str, Floats]
@@ -71,7 +74,10 @@ class _Measured(NamedTuple):
 
 
 def _ratio_formula(counts: Floats) -> Floats:
-    """Return R percentages, (R,), from R pairs of a numerator and a denominator summed over sentences, (R, 2)."""
+    """Return R percentages, (R,), computed from R pairs of numerator and denominator, (R, 2).
+
+    Numerators and denominators are sums over sentences.
+    """
     return 100.0 * counts[:, 0] / np.maximum(counts[:, 1], 1)
 
 

@@ -179,7 +179,10 @@ def check_install(
 
 
 def _what_is_slower(machine: Machine) -> str | None:
-    """Return a sentence on what is slower where a machine lacks kernels; None for x86 processors and NVIDIA GPUs."""
+    """Return a sentence on what is slower on this machine because it lacks kernels.
+
+    The result is None for x86 processors and NVIDIA GPUs, for which there are kernels.
+    """
     if machine.device == "mps":
         return (
             "there are no kernels for Apple's GPUs: PyTorch's operators decode, step by step and in fp32 only, and "
@@ -201,9 +204,10 @@ def _versions() -> dict[str, str]:
 
 
 def _find_gpus() -> tuple[tuple[str, ...], str | None]:
-    """Return the names of the GPUs, a tuple, and the reason why they, or Triton kernels on them, are not used.
+    """Return a tuple of the names of the NVIDIA GPUs, and a reason why they are not fully used.
 
-    The reason is None if nothing is in the way.
+    The reason states why PyTorch has no GPU, or why Triton kernels do not run. It is None if GPUs and kernels can be
+    used.
     """
     if torch.version.cuda is None:
         return (), "none: this PyTorch is built without CUDA"
@@ -215,7 +219,10 @@ def _find_gpus() -> tuple[tuple[str, ...], str | None]:
 
 
 def _training_backend(machine: Machine) -> BackendChoice:
-    """Return the backend that would train on a machine, under the name that it has in decoding, with the reason."""
+    """Return the `BackendChoice` for training on a machine.
+
+    The backend is named as in decoding: `compiled` (CPU), `triton` (GPU), or `reference` if there are no kernels.
+    """
     kernels = choose_kernels(machine.device, machine.threads)
     fast = "compiled" if machine.device == "cpu" else "triton"
     return BackendChoice(fast if kernels.value == "native" else "reference", kernels.reason)

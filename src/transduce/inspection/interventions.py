@@ -35,9 +35,9 @@ class Head(NamedTuple):
 
 
 class Intervention(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Changes of a model, its output or its input, under which a sentence is translated again; none by default.
+    """Changes of a model, its output or its input, under which a sentence is translated again.
 
-    Changes may be combined.
+    Changes may be combined. By default, nothing is changed.
     """
 
     heads_off: tuple[Head, ...] = ()
@@ -129,9 +129,10 @@ def replace_word(source: str, word: int, replacement: str) -> str:
 
 @contextmanager
 def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool = False) -> Iterator[None]:
-    """Replace the outputs of attention heads, before the output projection, by zeros inside a `with` block.
+    """Replace the outputs of attention heads by zeros inside a `with` block.
 
-    With `keep_outputs`, outputs stay as they are, but the same code path computes them, so that rounding is equal.
+    A head's output is that before the output projection. With `keep_outputs`, outputs are not replaced, but computed by
+    the same code path. Results with and without the heads then have equal rounding errors.
 
     Raises:
         TransduceError: there is no such head.
@@ -145,12 +146,14 @@ def heads_off(model: Transformer, heads: Collection[Head], *, keep_outputs: bool
 
 
 def _without_heads(heads: Sequence[int]) -> Edit:
-    """Return a function that replaces the outputs of some heads, of (B, Q, H, V), by zeros in a copy."""
+    """Return a function that copies the outputs of heads, (B, Q, H, V), and sets some heads to zero."""
     return lambda outputs: outputs.index_fill(2, torch.tensor(heads, device=outputs.device), 0.0)
 
 
 def _hook_point(model: Transformer, head: Head) -> str:
-    """Return the name of the hook point at the outputs of all heads of the attention module that contains `head`.
+    """Return the name of the hook point at which a head's output can be edited.
+
+    The hook point has the outputs of all heads of the attention module that contains `head`.
 
     Raises:
         TransduceError: the model has no such head.
@@ -172,10 +175,11 @@ def _hook_point(model: Transformer, head: Head) -> str:
 def _token_constraints(
     translator: Translator, change: Intervention, before: Hypothesis
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the list of token ids that the changed translation must start with, and a dict of forbidden token ids.
+    """Return the token ids with which the changed translation must start, and the forbidden token ids.
 
-    The dict is position → token ids. The tokens of `before`, the translation without the intervention, are kept up to
-    `change.step`. If `change.step` is None, the list and the dict are empty.
+    The first result is a list. It has the tokens of `before`, the translation without the intervention, up to position
+    `change.step`, and then the forced token if there is one. The second result is a dict from a position to the ids
+    that are forbidden there. Both are empty if `change.step` is None.
 
     Raises:
         TransduceError: the position or a token does not exist, or a token is changed without a position.
@@ -211,7 +215,10 @@ class ForbidTokensAt:
         self.forbidden = forbidden
 
     def apply(self, logits: Tensor, tokens: Tensor, sentence_indices: Tensor) -> Tensor:  # noqa: ARG002
-        """Set the logits, (B, W, V), of tokens forbidden at the next position to minus infinity; return `logits`."""
+        """Set the logits of tokens that are forbidden at the next position to minus infinity; return `logits`.
+
+        The shape of `logits` is (sentences, hypotheses, vocabulary).
+        """
         logits[..., self.forbidden.get(tokens.shape[-1], [])] = float("-inf")
         return logits
 

@@ -89,7 +89,10 @@ class Chart(msgspec.Struct, frozen=True):
 
 
 def curve(name: str, x: Any, y: Any, **look: Any) -> Curve:
-    """Return a `Curve` from coordinates that NumPy can convert to arrays; `look` has other fields, such as `dashed`."""
+    """Return a `Curve` from x and y coordinates that NumPy can convert to arrays.
+
+    `look` has values of other fields of `Curve`, such as `dashed`.
+    """
     return Curve(name, np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64), **look)
 
 
@@ -201,13 +204,18 @@ def save_chart(chart: Chart, path: Path) -> None:
 
 
 def render_chart(chart: Chart, format: str) -> bytes:
-    """Return the bytes of a picture of a chart in `format` ("png", "svg" or "pdf"); equal charts give equal bytes.
+    """Return a picture of a chart as the bytes of a file.
 
-    Titles and labels are in the user's language. If that is Chinese and no installed font has its characters, the
-    labels stay English, with a warning.
+    Equal charts give equal bytes. Titles and labels are in the user's language. They stay English, with a warning, if
+    that language is Chinese and no installed font has Chinese characters.
+
+    Args:
+        chart: the chart.
+        format: "png", "svg" or "pdf".
 
     Raises:
-        TransduceError: matplotlib is missing, or no font has the Chinese characters.
+        TransduceError: matplotlib is missing, or texts in the chart are Chinese and no font has their characters.
+        KeyError: the format is another one.
     """
     mpl = _import_matplotlib()
     from matplotlib.figure import Figure
@@ -458,10 +466,16 @@ def _limits(values: Numbers) -> tuple[float, float]:
 
 
 def _interpolate_columns(x: Numbers, y: Numbers, limits: tuple[float, float], width: int) -> list[tuple[int, float]]:
-    """Return pairs (column, height) for the columns of a text drawing that a curve spans.
+    """Return a curve's height in each column of a text drawing, as pairs (column, height).
 
-    The heights are interpolated linearly between the curve's points, and `limits` are the x values of the first and the
-    last of `width` columns. The list is empty for a curve without points.
+    The curve is interpolated linearly between its points. Columns before its first and after its last point are left
+    out. The list is empty for a curve without points.
+
+    Args:
+        x: the x values of the points.
+        y: the y values of the points.
+        limits: the x values of the first and the last column.
+        width: the number of columns.
     """
     if not len(x):
         return []
@@ -495,7 +509,10 @@ def _draw_heat_map(panel: HeatMap, columns: int) -> str:
 
 
 def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> list[str]:
-    """Return the column names of a text heat map written vertically, as lines; empty if a column has several values."""
+    """Return lines of text with the column names of a heat map, written vertically.
+
+    The list is empty if there are no names, or if each column stands for several values (`step` > 1).
+    """
     if not names or step > 1:
         return []
     lines = []
@@ -506,7 +523,10 @@ def _column_header(names: Sequence[str], margin: int, cell: int, step: int) -> l
 
 
 def _shrink(values: Numbers, max_rows: int, max_columns: int) -> tuple[Numbers, int, int]:
-    """Return the block means of a table, at most `max_rows` × `max_columns`, and the rows and columns of a block."""
+    """Return the means of a table's blocks, and the numbers of rows and columns of a block.
+
+    Blocks are so large that their means have at most `max_rows` rows and `max_columns` columns.
+    """
     row_step = math.ceil(values.shape[0] / max_rows)
     column_step = math.ceil(values.shape[1] / max_columns)
     table = np.stack([values[n : n + row_step].mean(axis=0) for n in range(0, values.shape[0], row_step)])

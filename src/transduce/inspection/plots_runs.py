@@ -65,7 +65,10 @@ def plot_training(runs: Sequence[Path]) -> Chart:
 
 
 def _curve_of(name: str, points: Iterable[tuple[int, float | None]], **look: Any) -> list[Curve]:
-    """Return a list with a curve through points (step, value); points of None are left out, and a curve without any."""
+    """Return a list with one curve through points (step, value).
+
+    Points whose value is None are left out. The list is empty if no point is left.
+    """
     known = [point for point in points if point[1] is not None]
     return [curve(name, *zip(*known, strict=True), **look)] if known else []
 
@@ -140,9 +143,10 @@ def plot_lengths(
 
 
 def group_by_length(lengths: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[list[int]]:
-    """Return a list of groups of about equal size by length, each a list of line indices, shortest lines first.
+    """Group lines by length; return a list of groups, each a list of line indices.
 
-    There are at most 6 groups, of about 20 lines or more; lines of equal length stay together.
+    Groups are in order of length, shortest lines first, and of about equal size. There are at most 6 groups, of about
+    20 lines or more. Lines of equal length stay together.
 
     Raises:
         TransduceError: there are too few lines for one group.
@@ -228,9 +232,9 @@ def plot_positions(*, length: int, d_model: int) -> Chart:
 
 
 def _readable(length: int, d_model: int) -> list[int]:
-    """Return a sorted list of at most four even dimensions, whose sinusoids are readable in a plot.
+    """Return a sorted list of at most four dimensions whose sinusoids are readable in a plot.
 
-    The sinusoids of these dimensions have about 8, 4, 2 and 1 periods in `length` positions.
+    The dimensions are even, and their sinusoids have about 8, 4, 2 and 1 periods in `length` positions.
     """
     exponents = [math.log(max(1.0, length / times / math.tau), 10000.0) for times in (8, 4, 2, 1)]
     return sorted({2 * min(round(exponent * d_model / 2), d_model // 2 - 1) for exponent in exponents})

@@ -188,9 +188,10 @@ def _word_states(reader: Reader, text: str) -> tuple[list[str], Tensor, tuple[st
 
 
 def _words_of_tokens(reader: Reader, reading: Reading, text: str) -> tuple[list[str], Tensor]:
-    """Return a text's words, and weights that average the states of its T tokens to the words' states, (words, T).
+    """Return a text's words, and a matrix that turns the states of tokens into states of words.
 
-    In a tagger, a word's state is that of its first token.
+    The matrix, (words, T) for T tokens, averages the states of a word's tokens. In a tagger, it selects the state of
+    the word's first token.
 
     Raises:
         TransduceError: the text has no word.

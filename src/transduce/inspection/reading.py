@@ -127,12 +127,14 @@ class Reading:
         return self.head(states[:, list(self.positions)]).float()
 
     def rescore(self, texts: Sequence[Sequence[int]], removed: Sequence[Sequence[int]]) -> Tensor:
-        """Return the log-probability in nats of each prediction for texts that lack some tokens, (texts, predictions).
+        """Return the log-probability, in nats, of each prediction for texts without some of their tokens.
+
+        The result has the shape (texts, predictions). A log-probability is NaN if the prediction's state is missing,
+        because its own token or a special token was removed.
 
         Args:
-            texts: the token ids of each text.
-            removed: the positions of the tokens that each text lacks. A prediction without a state, because its own
-                token or a special token was removed, has the log-probability NaN.
+            texts: the remaining token ids of each text.
+            removed: the positions of the tokens that were removed from each text.
         """
         assert self.head is not None
         states = self.states_of(texts)
@@ -149,18 +151,20 @@ class Reading:
         return self.chosen(self.logits(copies).log_softmax(dim=-1))
 
     def chosen(self, scores: Tensor) -> Tensor:
-        """Return from scores, (copies, predictions, columns), those of the predicted labels, (copies, predictions).
+        """Return the scores of the predicted labels, (copies, predictions).
 
-        A prediction's label is its own token, class or tag.
+        `scores` has the scores of all labels, (copies, predictions, columns). A prediction's label is its token, class
+        or tag.
         """
         labels = torch.tensor(self.labels, device=scores.device).expand(len(scores), -1)
         return scores.gather(-1, labels[..., None])[..., 0]
 
     def _row_without(self, position: int, removed: Sequence[int]) -> int:
-        """Return a predicting state's position after the tokens at `removed` are left out; -1 if the state is gone.
+        """Return the new position of a predicting state after the tokens at `removed` are left out.
 
-        In a language model, the state before the removed tokens then predicts the next token, and its position is
-        returned.
+        The result is -1 if the state itself is left out. In a language model, the last state before the removed tokens
+        then predicts in its place, and the result is that state's position. Only a special token's state has no
+        replacement there.
         """
         is_gone = position in removed and (self.stack == "encoder" or self.tokens[position] in self.special_tokens)
         return -1 if is_gone else position - sum(each <= position for each in removed)
@@ -298,9 +302,10 @@ def _encoder_decoder(
 
 
 def _read_series(forecaster: Forecaster, history: ArrayLike) -> Reading:
-    """Return the `Reading` of the end of a history and a forecaster's forecast for it.
+    """Return the `Reading` of a forecaster's forecast for the end of a history.
 
-    Step t of the forecast attends to the past, and to the steps before t. There are no labels and no probabilities.
+    Step t of the forecast attends to the history and to the steps before t. The reading has no labels and no
+    probabilities.
     """
     model, card = forecaster.model, forecaster.card
     past, predicted = forecaster.normalized(history)  # (1, S, C), (1, T, C)
@@ -358,7 +363,10 @@ def _read_text(generator: Generator, text: str) -> Reading:
 
 
 def _read_masked(filler: Filler, text: str) -> Reading:
-    """Return the `Reading` of a text by a masked language model, which predicts masked tokens, or all if none is."""
+    """Return the `Reading` of a text by a masked language model.
+
+    The model predicts the masked tokens, or every token of a text without masks.
+    """
     model, vocabulary = filler.model, filler.tokenizer.source
     special_tokens = special_tokens_of(vocabulary)
     ids = encode_masked(vocabulary, text)
@@ -443,10 +451,14 @@ def _read_embedded(embedder: Embedder, text: str) -> Reading:
 
 
 def _encoder_reading(reader: TextEncoder, text: str, answer: str, framed: list[int], **predictions: Any) -> Reading:
-    """Return the `Reading` of an encoder.
+    """Return the `Reading` of a text by an encoder.
 
-    `framed` are the token ids that the model reads, with special tokens, and `predictions` are fields of the `Reading`
-    that describe the predictions, if the model has a head.
+    Args:
+        reader: the loaded encoder.
+        text: the text.
+        answer: the model's output as text.
+        framed: the token ids that the model reads, special tokens included.
+        **predictions: fields of the `Reading` that describe predictions; none for an encoder without a head.
     """
     model, vocabulary = reader.model, reader.tokenizer.source
     device, mask = model.source_weight.device, vocabulary.special_token_names[2]
@@ -473,9 +485,13 @@ def _frame(vocabulary: Vocabulary, ids: Sequence[int], length: int) -> list[int]
 def _best(
     model: Encoder, framed: Sequence[int], positions: Sequence[int], head: Callable[[Tensor], Tensor]
 ) -> list[int]:
-    """Return a list with the index of the greatest logit (token, class, tag) of each prediction.
+    """Return a list with the index of each prediction's greatest logit: a token, class or tag.
 
-    `framed` are the token ids that the model reads, and `positions` those of the predicting states.
+    Args:
+        model: the encoder.
+        framed: the token ids that the model reads, special tokens included.
+        positions: the positions of the states that predict.
+        head: a function from states to logits.
     """
     with torch.inference_mode():
         states = model.encode(torch.tensor([framed], device=model.source_weight.device))[0]

@@ -200,10 +200,10 @@ def record_activations(
 
 
 def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Edit:
-    """Return a function for a hook, which edits (`change`) and records the activation of a hook point.
+    """Return a function, for a hook, that edits and records the activation of a hook point.
 
-    If `change` or `recording` is None, it does not edit or record. Calls of the same module by other layers, which
-    share the module, leave the activation unchanged.
+    Nothing is edited if `change` is None, and nothing is recorded if `recording` is None. If layers share the module,
+    calls by other layers are ignored. The returned function raises a TransduceError if an edit changes the shape.
     """
     count = 0
 
@@ -232,9 +232,9 @@ def _action(site: _Site, change: Edit | None, recording: Recording | None) -> Ed
 
 
 def of_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook of PyTorch that calls `hook` in the calling thread only, and changes nothing in others.
+    """Return a PyTorch hook that calls `hook` only in the current thread.
 
-    Threads share a model and its hooks, so that one thread's hooks would edit what another computes.
+    The hook does nothing in other threads, which may use the same model at the same time.
     """
     owner = get_ident()
 
@@ -263,9 +263,10 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 
 
 def _at_heads(num_heads: int) -> _Register:
-    """Return a function that hooks the input of attention's output projection, the joined heads.
+    """Return a function that registers an edit of the outputs of attention heads.
 
-    An edit gets the heads as (B, Q, heads, width).
+    The edit is a function from the outputs, (B, Q, heads, width), to new outputs. They are taken from the input of the
+    output projection, which has all heads in one dimension.
     """
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:
@@ -275,9 +276,13 @@ def _at_heads(num_heads: int) -> _Register:
 
 
 def _at_projection(attention: MultiHeadAttention, part: int) -> _Register:
-    """Return a function that registers an edit of queries (`part` 0), keys (1) or values (2) in a joint projection.
+    """Return a function that registers an edit of queries, keys or values.
 
-    The edit, a function, gets them as (B, heads, T, width) and returns what replaces them.
+    The edit is a function from a tensor (B, heads, T, width) to a new one of the same shape.
+
+    Args:
+        attention: the attention module, which computes queries, keys and values by one joint projection.
+        part: 0 for queries, 1 for keys, 2 for values.
     """
     first, last = sum(attention.widths[:part]), sum(attention.widths[: part + 1])
     width = attention.d_v if part == 2 else attention.d_k
@@ -331,7 +336,10 @@ _EDITED_PROJECT_LOCK = Lock()
 
 
 class _EditedProject:
-    """A model's method `project` with edits of the logits, each of one thread."""
+    """A replacement of a model's method `project` that also edits the logits.
+
+    Each edit applies in one thread only.
+    """
 
     def __init__(self, project: Callable[[Tensor], Tensor], replaced: object) -> None:
         self.project = project
@@ -409,10 +417,14 @@ def _sites(model: nn.Module) -> list[_Site]:
 
 
 def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> Iterator[_Site]:
-    """Yield the hook points of a stack ("encoder" or "decoder") of Transformer layers, with modules (`_Site`).
+    """Yield the hook points of a Transformer's encoder or decoder, each with its module (`_Site`).
 
-    `count` is how many layers are computed, more than `layers` has if layers share their weights; `norm` is the norm
-    after the last one.
+    Args:
+        stack: "encoder" or "decoder".
+        layers: the layer modules.
+        count: the number of layers that are computed. If layers share their weights, it is more than the number of
+            modules.
+        norm: the norm after the last layer.
     """
     if not count:
         return
@@ -433,7 +445,10 @@ def _stack(stack: str, layers: nn.ModuleList, count: int, norm: nn.Module) -> It
 
 
 def _sublayer(name: str, residual: Residual, part: nn.Module) -> Iterator[tuple[HookPoint, nn.Module, _Register]]:
-    """Yield the hook points of a sub-layer and its residual connection, each with module and hook function."""
+    """Yield the hook points of a sub-layer and its residual connection.
+
+    Each hook point comes with its module and a function that registers a hook there.
+    """
 
     def point(last: str, shape: str, *, can_edit: bool = True) -> HookPoint:
         return HookPoint(f"{name}.{last}", shape, can_edit)

@@ -63,9 +63,9 @@ class BeamRecorder:
         self.kept: list[Path] = []
 
     def after_step(self, sentence_indices: Tensor, tokens: Tensor) -> Collection[int]:
-        """Record the unfinished hypotheses of the sentence after a step; return the sentences that `then` abandons.
+        """Record the unfinished hypotheses of the sentence after a step; return the sentences to abandon.
 
-        Without an observer `then`, the collection is empty, so that the search continues.
+        The observer `then` decides about abandoning. Without this observer, no sentence is abandoned.
         """
         live = tokens[0, :-1] if self.is_beam else tokens[0]
         self.kept.extend(tuple(path) for path in live.tolist() if self.eos_id not in path)
@@ -119,9 +119,9 @@ def all_prefixes(paths: Iterable[Path]) -> list[Path]:
 def path_log_probabilities(
     model: Transformer, memory: Tensor, mask: AttentionMask, paths: Sequence[Path], excluded: Sequence[int]
 ) -> dict[Path, float]:
-    """Return a dict from each hypothesis and each of its prefixes, as token ids, to the log-probability in nats.
+    """Return a dict from each hypothesis and each of its prefixes to a log-probability in nats.
 
-    Only hypotheses that are no prefix of another are computed, as they contain the others.
+    A hypothesis or prefix is a tuple of target token ids.
 
     Args:
         model: the model to score with.
@@ -145,9 +145,18 @@ def path_log_probabilities(
 def _cumulative(
     model: Transformer, memory: Tensor, mask: AttentionMask, leaves: Sequence[Path], excluded: Sequence[int]
 ) -> list[list[float]]:
-    """Return, for each of some hypotheses, a list of the log-probabilities in nats of its prefixes, (leaves, tokens).
+    """Return the log-probabilities, in nats, of all prefixes of some hypotheses.
 
-    Lists are as long as the longest hypothesis (`leaves`); numbers after the last token of a shorter one mean nothing.
+    The result has one list for each hypothesis, in which number n (from 1) belongs to the first n tokens. All lists are
+    as long as the longest hypothesis. In the list of a shorter hypothesis, the numbers after its last token have no
+    meaning.
+
+    Args:
+        model: the model to score with.
+        memory: encoder output of the source sentence, (1, S, D).
+        mask: mask of the encoder's output.
+        leaves: the hypotheses as target token ids.
+        excluded: the token ids that have probability zero.
     """
     config = model.config
     with torch.inference_mode():
@@ -248,9 +257,9 @@ def inspect_sentence(
 def _attributions(
     reader: Reader, source: str, translation: str | None, methods: bool | Sequence[Method]
 ) -> tuple[WordAttribution, ...]:
-    """Return the attributions of a text's predictions by some methods, or by all that fit if `methods` is True.
+    """Return a tuple of attributions of a text's predictions to its words, one for each method.
 
-    The tuple is empty if `methods` is False.
+    `methods` is a list of methods, True for all that fit the model, or False for none.
     """
     if not methods:
         return ()
@@ -330,9 +339,9 @@ def inspect_text(
 
 
 def deterministic_search(search: SearchSettings, *, n_best: int) -> SearchSettings:
-    """Return a copy of search settings that gives `n_best` results without sampling, and without batch invariance.
+    """Return a copy of search settings that gives `n_best` results without sampling.
 
-    The beam is at least `n_best` wide.
+    The beam is at least `n_best` wide, and batch invariance is turned off.
     """
     beam_size = max(n_best, search.beam_size)  # an option of the beam turns sampling off
     return override_search(search, {"beam_size": beam_size, "n_best": n_best, "batch_invariant": False})

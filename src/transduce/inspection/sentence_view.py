@@ -26,7 +26,7 @@ _MARK = "◀"
 
 
 class Pointer(msgspec.Struct, frozen=True):
-    """For one attention head, the word and the candidate antecedent that it attends to most from a pronoun."""
+    """The word and the candidate antecedent to which one attention head attends most from a pronoun."""
 
     layer: int
     """Layer number from 0."""
@@ -214,7 +214,10 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class TreeNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node of the tree of a search's hypotheses: one that the beam kept, as its parent and one more token."""
+    """A node of the tree of a search's hypotheses.
+
+    A node stands for a hypothesis that the beam kept. Its tokens are those on the path from the root to the node.
+    """
 
     parent: int
     """Index of the parent in the list of nodes; -1 for the root, which has no token."""
@@ -250,7 +253,10 @@ class WordAlignment(msgspec.Struct, frozen=True):
 
 
 class WordAttribution(msgspec.Struct, frozen=True):
-    """The contributions of source words to target words by one method of attribution, as shares of each target word."""
+    """The contributions of source words to target words by one method of attribution.
+
+    The contributions to each target word are expressed as shares.
+    """
 
     method: str
     """The name of the method of attribution, such as "value"."""
@@ -468,9 +474,9 @@ def draw_attention(attention: WordAttention) -> str:
 
 
 def draw_inspection(inspection: Inspection, attention: WordAttention, title: str = "") -> str:
-    """Return an inspection as text for a terminal: translation, tokens' probabilities, and a table of attention.
+    """Return an inspection as text for a terminal: translation, tokens' probabilities, and a table.
 
-    `attention`, the table's content, is drawn below the heading `title`, which may be empty.
+    The table shows `attention`, below the heading `title`. No heading is drawn if `title` is empty.
     """
     ended = [node for node in inspection.tree if node.ended]
     count = f"score {inspection.score:.3f}; {len(ended)} of {len(inspection.tree) - 1} kept hypotheses ended"
@@ -480,9 +486,11 @@ def draw_inspection(inspection: Inspection, attention: WordAttention, title: str
 
 
 def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
-    """Return text with a line per predicted token: its probability as a number and a bar, and likeliest alternatives.
+    """Return text with a line for each predicted token.
 
-    `outputs` are words to show before the predictions, if they differ, such as the words that tags belong to.
+    A line has the token, its probability as a number and as a bar, and the likeliest alternatives. Before the tokens
+    are the words of `outputs`, such as the words that tags belong to. They are left out if each word is equal to its
+    token.
     """
     names = [step.token for step in steps]
     if outputs and any(name not in (output, "") for name, output in zip(names, outputs, strict=True)):
@@ -498,6 +506,9 @@ def draw_steps(steps: tuple[Step, ...], outputs: Sequence[str] = ()) -> str:
 
 
 def draw_bar(share: float, cells: int) -> str:
-    """Return a bar of block characters that is `share` (0 to 1) of `cells` columns long, to an eighth of one."""
+    """Return a bar of block characters with a length of `share` × `cells` columns.
+
+    `share` is from 0 to 1, and the length is rounded to an eighth of a column.
+    """
     eighths = round(max(0.0, min(1.0, share)) * cells * 8)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")

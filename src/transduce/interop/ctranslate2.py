@@ -167,7 +167,7 @@ def _language_model_specification(model: Decoder) -> Any:
 
 
 def _stack_settings(config: ModelConfig) -> dict[str, Any]:
-    """Return keyword arguments (a dict) for CTranslate2's specifications of encoder and decoder, describing layers.
+    """Return a dict of keyword arguments for CTranslate2's specifications of encoder and decoder.
 
     The arguments state norms, activation, positions and heads, as the model's configuration sets them.
     """

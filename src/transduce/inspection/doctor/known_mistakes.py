@@ -50,10 +50,10 @@ class KnownMistake(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recognize(subject: Subject) -> tuple[KnownMistake, ...]:
-    """Return a tuple of the known mistakes that a model makes, most basic first.
+    """Return a tuple of the known mistakes that a model makes.
 
-    The model runs once, and each norm once more. Only operations of PyTorch that Python code calls are seen, so that a
-    mistake that is not recognized may still be there.
+    The function runs the model once, and the model's norms again. A mistake may stay unrecognized, because only
+    operations of PyTorch that Python code calls are seen.
     """
     watch, norms = _Watch(), list[tuple[str, nn.Module, Tensor]]()
     samples = RandomTokens(subject)
@@ -104,10 +104,14 @@ _MASK_MISTAKES = (
 
 
 def _fault_of_mask(hidden: Tensor, unmasked: str) -> str:
-    """Return the name of the mistake in an attention mask; empty if none is recognized.
+    """Return the name of an attention mask's mistake, recognized by the scores that the mask must hide.
 
-    `hidden` has the scores, before softmax, that the mask must hide; `unmasked` is the mistake if none of them is
-    hidden.
+    Args:
+        hidden: the scores, before softmax, at the positions that the mask must hide.
+        unmasked: the name to return if none of these scores is hidden.
+
+    Returns:
+        "mask multiplied" if all these scores are zero, `unmasked` if none is hidden, or "" in all other cases.
     """
     if not hidden.numel() or float(hidden.max()) <= _LOW:
         return ""
@@ -214,9 +218,10 @@ class _Watch(TorchFunctionMode):
         yield from (mistake for mistake in _MASK_MISTAKES if mistake.name in names)
 
     def scale_mistakes(self) -> Iterator[KnownMistake]:
-        """Yield a mistake for each softmax of attention scores that are not scaled, or are scaled by a wrong width.
+        """Yield a mistake for each softmax of attention scores that have a wrong scale.
 
-        The wrong width is the model's instead of a head's. Scores whose scale cannot be found give no mistake.
+        The scores are either not scaled, or divided by the root of the model's width instead of a head's. A softmax
+        whose scale cannot be found yields no mistake.
         """
         for scores, _ in self.softmaxes:
             found = None if _sides(scores) is None else self._scale_of(scores)
@@ -239,9 +244,10 @@ class _Watch(TorchFunctionMode):
                 )
 
     def _scale_of(self, scores: Tensor) -> tuple[float, int, int] | None:
-        """Return the factor that scales the product of queries and keys, a head's width, and the number of heads.
+        """Return the scale of attention scores, the width of a head, and the number of heads.
 
-        The result is None if no recorded product is proportional to the scores.
+        The scale is the factor between the scores and the product of queries and keys. The result is None if no
+        recorded product is proportional to the scores.
         """
         visible = scores > _LOW
         for product, width, before in reversed(self.products):
@@ -259,16 +265,20 @@ class _Watch(TorchFunctionMode):
 
 
 def _sides(scores: Tensor) -> tuple[int, int] | None:
-    """Return the numbers of queries and keys of attention scores, (…, queries, keys), for the test batch.
+    """Return the numbers of queries and keys of attention scores, (…, queries, keys).
 
-    The result is None if the shape is that of no self-attention or cross-attention over all tokens of the batch.
+    The result is None if these numbers do not fit the test batch: attention is then neither self-attention nor
+    cross-attention over whole sentences.
     """
     sides = (scores.shape[-2], scores.shape[-1])
     return sides if sides in ((_SOURCE, _SOURCE), (_TARGET, _TARGET), (_TARGET, _SOURCE)) else None
 
 
 class WithoutDropout(TorchFunctionMode):
-    """A context in which PyTorch's dropout functions return their input, also where dropout ignores evaluation mode."""
+    """A context in which PyTorch's dropout functions return their input unchanged.
+
+    This also turns off dropout that ignores evaluation mode.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return args[0] if func in _DROPOUTS and args else func(*args, **(kwargs or {}))
@@ -279,7 +289,10 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def _recorded_norms(module: nn.Module, records: list[tuple[str, nn.Module, Tensor]]) -> Iterator[None]:
-    """Append the name, module and first input, (B, T, D), of each norm of `module` to `records`, in a `with` block."""
+    """Record the first input, (B, T, D), of each norm of `module` inside a `with` block.
+
+    For each norm, its name, its module and the input are appended to `records`. Inputs of other shapes are ignored.
+    """
 
     seen: set[str] = set()
 

@@ -15,7 +15,10 @@ from transduce.errors import TransduceError
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualLayer:
-    """An encoder or decoder layer for the check of its residual connections, in which its sub-layers return zero."""
+    """An encoder or decoder layer whose residual connections the doctor checks.
+
+    In the check, the sub-layers of the layer return zero.
+    """
 
     name: str
     run: Callable[[Tensor], Tensor]
@@ -95,7 +98,10 @@ class Subject:
 
     @property
     def tolerance(self) -> float:
-        """The largest change of logits that counts as rounding, in standard deviations: 1e-9 for float64, else 1e-4."""
+        """The largest change of logits that counts as a rounding error, in standard deviations of the logits.
+
+        It is 1e-9 for a model in float64, and 1e-4 for any other.
+        """
         return 1e-9 if next(self.module.parameters()).dtype == torch.float64 else 1e-4
 
 
@@ -138,7 +144,10 @@ class Check(NamedTuple):
 
 
 class RandomTokens:
-    """A generator of random token ids without special tokens, to test a subject; each generator draws the same ids."""
+    """A generator of random token ids to test a subject.
+
+    Special tokens are never drawn. Every new generator has the same seed, and so draws the same ids.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self._generator = torch.Generator().manual_seed(1)
@@ -190,7 +199,10 @@ def _ordinary_ids(size: int, reserved: set[int]) -> Tensor:
 
 
 def _next_ids(ids: Tensor, ordinary: Tensor) -> Tensor:
-    """Return for each of `ids` the next id among the sorted ids `ordinary`, so that every position differs."""
+    """Return a tensor of the shape of `ids`, which has another id at every position.
+
+    Each id is replaced by the next one in `ordinary`, a sorted tensor of ids. After the last id comes the first.
+    """
     index = torch.searchsorted(ordinary, ids.contiguous()).clamp_max(len(ordinary) - 1)
     return ordinary[(index + 1) % len(ordinary)]
 
@@ -206,9 +218,9 @@ def padded(ids: Tensor, pad_id: int, columns: int) -> Tensor:
 
 
 def change(before: Tensor, after: Tensor) -> float:
-    """Return the largest change of a logit between two results of a model, in standard deviations of `before`.
+    """Return the largest difference between two tensors of logits, in standard deviations of `before`.
 
-    NaN if a logit is NaN, and else infinity if one is infinite.
+    The result is NaN if a logit is NaN. Otherwise it is infinite if a logit is infinite.
     """
     if bool(before.isnan().any() or after.isnan().any()):
         return float("nan")

@@ -41,7 +41,10 @@ _STATISTICS_BATCHES, _STATISTICS_SHAPE = 40, (8, 12)
 
 
 def subject_from_transformer(model: Transformer, *, name: str, label_smoothing: float = 0.1) -> Subject:
-    """Return a `Subject` with which all checks can examine a model: a copy in float64 (float32 above 10^8 weights).
+    """Return a `Subject` with which all checks can examine a model.
+
+    The subject contains a copy of the model in float64. If the model has more than 10^8 weights, the copy is in
+    float32.
 
     Args:
         model: the model with its weights and configuration.
@@ -99,10 +102,10 @@ def _collect_statistics(model: Transformer) -> None:
 
 
 def _decode_steps(model: Transformer, source: Tensor, target: Tensor) -> Tensor:
-    """Return the logits of targets decoded step by step with the cache, as beam search does it, (B, T, V).
+    """Return the logits, (B, T, V), of targets that are decoded step by step with the cache.
 
-    A decoy hypothesis is beside each sentence, and the two swap rows after every step, which tests the reordering of
-    the cache.
+    As in a beam search, each sentence has two hypotheses: the target, and the target reversed. They swap rows after
+    every step, which tests the reordering of the cache.
     """
     scorer = EncoderDecoderScorer(model, source)
     decoy = target.flip(1)
@@ -143,7 +146,10 @@ def _training_loss(model: Transformer, label_smoothing: float) -> Callable[[Tens
 
 
 def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
-    """Return a function from a length to the model's sinusoids (length, D); None if they are not the paper's."""
+    """Return a function that computes the model's table of sinusoids, (length, D), for a length.
+
+    The result is None if the model has other positions, or other sinusoids than the paper's.
+    """
     config = model.config
     if config.positions != "sinusoidal" or config.sinusoids_to_end:
         return None
@@ -156,9 +162,9 @@ def _position_table(model: Transformer) -> Callable[[int], Tensor] | None:
 
 
 def _layers(model: Transformer) -> tuple[ResidualLayer, ...]:
-    """Return the encoder's and decoder's layers, as `ResidualLayer`s, for the check of residual connections.
+    """Return a tuple of all layers of a model as `ResidualLayer`s, for the check of residual connections.
 
-    The tuple is empty for sandwich norms or BatchNorm, whose layers do not return their input if sub-layers are zero.
+    The tuple is empty if the model has sandwich norms or BatchNorm, to which the check does not apply.
     """
     order, width = model.config.norm_order, model.config.d_model
     if order == "sandwich" or model.config.norm == "batch":

@@ -165,11 +165,12 @@ def stored_tensors(
     *,
     is_export: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for all tensors of a model's `model.safetensors`, named as in its Hugging Face class.
+    """Yield (name, tensor) for every tensor of a model's `model.safetensors`.
 
-    Without such a class, or if the class lacks a parameter or buffer, all tensors keep this package's names; so they do
-    if the class rounds weights, except in an export. The tensors that make up a parameter follow one another, so that a
-    reader can map the parameter as one tensor.
+    The names are those of the Hugging Face class that computes the model. They are this package's names in three cases:
+    there is no such class, the class lacks a parameter or buffer, or the class rounds weights and this is not an
+    export. The tensors that make up a parameter follow one another, so that a reader can map the parameter as one
+    tensor.
 
     Args:
         weights: the parameters and buffers by this package's names; they are accessed one at a time, when due.
@@ -196,9 +197,9 @@ def stored_tensors(
 
 
 def _naming_family(names: Collection[str], config: ModelConfig, *, is_export: bool) -> Family | None:
-    """Return the Hugging Face class, as `Family`, under whose names all parameters and buffers of a model are stored.
+    """Return the Hugging Face class, as `Family`, whose names are used to store a model's weights.
 
-    The result is None if there is no such class; this package's names are stored then.
+    The result is None if weights are stored under this package's names.
 
     Args:
         names: this package's names of the parameters and buffers.
@@ -217,7 +218,7 @@ def _naming_family(names: Collection[str], config: ModelConfig, *, is_export: bo
 def stored_parameters(
     names: Collection[str], config: ModelConfig, present: Collection[str]
 ) -> dict[str, StoredParameter]:
-    """Return a dict from each parameter's name to its `StoredParameter`, the tensors that hold it in a weights file.
+    """Return a dict from each parameter's name to its tensors in a weights file, as `StoredParameter`.
 
     Args:
         names: this package's parameter names.
@@ -238,10 +239,11 @@ def count_rounded(weights: Mapping[str, Tensor], config: ModelConfig) -> int:
 
 
 def redundant_names(config: ModelConfig, present: Collection[str]) -> set[str]:
-    """Return a set of the names of tensors in a weights file that a reader may ignore if no parameter needs them.
+    """Return a set of the names of tensors in a weights file that a reader may ignore.
 
-    Such tensors are tables that can be copies of other tensors, and recomputed ones, such as sinusoids. The result is
-    empty for a file with this package's names.
+    A reader may ignore these tensors if no parameter needs them. Some are tables, such as embeddings, that can be
+    copies of other tensors. Others, such as sinusoids, are computed again. The result is empty for a file with this
+    package's names.
 
     Args:
         config: the model's configuration.
@@ -318,10 +320,10 @@ def _stored_names(family: Family, config: ModelConfig) -> StoredNames:
 
 
 def _sizes(name: str, config: ModelConfig) -> Sequence[int]:
-    """Return a tuple of the numbers of rows of the stored tensors into which the parameter with this name is split.
+    """Return the numbers of rows of the stored tensors into which a parameter is split.
 
-    A gated feed-forward layer is split into its two halves, and any other parameter (of an attention) into queries,
-    keys and values.
+    A gated feed-forward layer's parameter is split into two halves. An attention's is split into queries, keys and
+    values.
     """
     if ".feed_forward.inner." in name:
         return (config.d_ff, config.d_ff)
@@ -540,11 +542,12 @@ def has_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> bool:
 
 
 def pipeline_files(tokenizer: Tokenizer, config: ModelConfig) -> dict[str, Any]:
-    """Return Hugging Face's files, a dict from names to contents, for a tokenizer that a tokenizer.json describes.
+    """Return Hugging Face's files for a tokenizer that a tokenizer.json describes.
 
-    It is made from a user's file, or it is that of an imported language model. A language model that was trained here
-    begins each line with the tokenizer's start tokens, or with the end symbol if there are none. The result is empty
-    for other tokenizers. The caller must check that the files tokenize like the tokenizer.
+    The result is a dict from file names to contents. Such a tokenizer is made from a user's file, or belongs to an
+    imported language model. The dict is empty for other tokenizers. In a language model that was trained here, each
+    line begins with the tokenizer's start tokens, or with the end symbol if there are none. The caller must check that
+    the files tokenize like the tokenizer.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -596,11 +599,11 @@ def _config_content(vocabulary: Vocabulary, config: ModelConfig, inputs: Sequenc
 
 
 def _files_with_prefix(vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the content of tokenizer.json, in a dict by this name, for a vocabulary with language tokens or tags.
+    """Return the tokenizer.json, in a dict by this name, of a vocabulary with language tokens or tags.
 
-    The dict is empty for other vocabularies, whose file needs no change. If the vocabulary has a selected target
-    language, the tokenizer puts the language's token before each text. Otherwise a text may start with a token such as
-    `>>cs<<`; the space after this token is not part of the text.
+    If a target language is selected, the tokenizer puts the language's token before each text. Otherwise a text may
+    start with a token such as `>>cs<<`, and the space after this token is not part of the text. The dict is empty for
+    other vocabularies, whose file needs no change.
     """
     names = (*map(language_token, vocabulary.target_languages), *map(tag_token, vocabulary.tags))
     if not vocabulary.before and not names:

@@ -172,7 +172,10 @@ def _opt_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _opt_obstacles(config: ModelConfig) -> list[str]:
-    """Return a list of the names of the settings of biases that differ from others; OPT has all of them, or none."""
+    """Return a list of the names of a model's bias settings that OPT cannot express; empty if none.
+
+    OPT's layers have all biases or none. The list has the settings that differ from `feed_forward_bias`.
+    """
     names = ("projection_bias", "attention_output_bias", "feed_forward_bias")
     effective = effective_settings(config)
     return [name for name in names if effective[name] != effective["feed_forward_bias"]]
@@ -189,7 +192,7 @@ OPT = GPT2._replace(
 
 
 def _without(config: ModelConfig, *names: str) -> dict[str, Any]:
-    """Return the class-specific keys of Llama's config.json for a model, a dict, without some keys."""
+    """Return a dict of the class-specific keys of Llama's config.json, except the keys in `names`."""
     return {name: value for name, value in _llama_config(config).items() if name not in names}
 
 
@@ -209,7 +212,10 @@ def _sliding_window(config: ModelConfig) -> int | None:
 
 
 def _qwen_config(config: ModelConfig, *without: str) -> dict[str, Any]:
-    """Return the class-specific keys of a Qwen's config.json, a dict: Llama's, but without the keys in `without`."""
+    """Return a dict of the class-specific keys of a Qwen's config.json.
+
+    The keys are Llama's, except those in `without`, and Qwen's own keys of a window of attention.
+    """
     has_window = config.attention_window is not None
     window = {"sliding_window": _sliding_window(config), "max_window_layers": 0} if has_window else {}
     return _without(config, *without) | {"use_sliding_window": has_window} | window
@@ -284,19 +290,20 @@ def family_for(config: ModelConfig) -> Family | None:
 
 
 def huggingface_obstacles(config: ModelConfig) -> list[str]:
-    """Return a list of the settings, by name, that keep a model from export to its nearest Hugging Face class.
+    """Return a list of the names of settings that the nearest Hugging Face class does not support.
 
-    The result is empty if some class computes the model, and [`kind`] if there is no class of the model's kind.
+    The nearest class is the class for the same kind of model that needs the fewest changes. The list is empty if a
+    class computes the model. It is ["kind"] if there is no class for this kind.
     """
     family = _nearest(config)
     return ["kind"] if family is None else differences(config, family)
 
 
 def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
-    """Return a dict of the values that settings need so that the nearest Hugging Face class would compute the model.
+    """Return a dict of new values of settings with which the nearest Hugging Face class computes a model.
 
-    The result is empty if some class computes the model already, if the nearest one requires other positions, or if a
-    change of values is not enough.
+    The dict is empty if a class computes the model already, if the nearest class requires other positions, or if new
+    values are not enough.
     """
     family, obstacles = _nearest(config), huggingface_obstacles(config)
     required = {} if family is None else _required(config, family)
@@ -308,9 +315,10 @@ def huggingface_remedy(config: ModelConfig) -> dict[str, object]:
 
 
 def _nearest(config: ModelConfig) -> Family | None:
-    """Return the Hugging Face class, as `Family`, that differs in the fewest settings from a model of the same kind.
+    """Return the Hugging Face class, as `Family`, whose settings differ least from a model's.
 
-    Different position encodings count three times. The result is None if there is no class of this kind.
+    Only classes for the same kind of model are compared, and different position encodings count as three settings. The
+    result is None if there is no class for this kind.
     """
 
     def distance(family: Family) -> int:
@@ -398,9 +406,10 @@ def _t5_config(config: ModelConfig) -> dict[str, Any]:
 def _t5_obstacles(config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that T5's class cannot express; empty if none.
 
-    The class cannot express values wider or narrower than keys, a decoder deeper than the encoder (`generate` makes a
-    cache with as many layers as the encoder has, transformers 5.23), and an output scale other than 1, or 1/√d_model if
-    tied.
+    * Values must be as wide as keys.
+    * The decoder may not be deeper than the encoder: `generate` makes a cache with as many layers as the encoder has
+      (transformers 5.23).
+    * The output scale must be 1. It may be 1/√d_model if the output is tied.
     """
     scales = (config.d_model**-0.5, 1.0) if config.tie_output else (1.0,)
     return [
@@ -540,7 +549,7 @@ def _mpnet_config(config: ModelConfig) -> dict[str, Any]:
 def _mpnet_obstacles(config: ModelConfig) -> list[str]:
     """Return a list of the names of a model's settings that MPNet's classes cannot express; empty if none.
 
-    They are RoBERTa's, and the padding id is 1.
+    The classes lack what RoBERTa's lack, and also token types and padding ids other than 1.
     """
     token_types = ["token_types"] if config.token_types else []
     others = [name for name in _roberta_obstacles(config) if name != "token_types"]
@@ -596,13 +605,13 @@ _LABELS: dict[str, object] = {"masked_language_head": False, "token_labels": Tru
 
 
 def _with_head(base: Family, head: str, wanted: Mapping[str, object], *free: str) -> Family:
-    """Return the Hugging Face class that has the layers of the class `base` of an encoder, and a head or none.
+    """Return the Hugging Face class, as `Family`, that has the layers of an encoder and a head.
 
     Args:
         base: the class without a head, such as `BertModel`.
         head: the end of the class's name, such as `ForMaskedLM`; empty: the class has no head.
         wanted: the settings that the class requires besides those of the layers.
-        *free: the names of further settings that may have any value; with `num_labels`, there must be some labels.
+        *free: the names of further settings that may have any value, except that `num_labels` may not be 0.
     """
 
     def obstacles(config: ModelConfig) -> list[str]:

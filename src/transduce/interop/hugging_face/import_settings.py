@@ -28,10 +28,7 @@ class ConfigReader:
         self.location = location
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "ConfigReader":
-        """Return a new reader of the config.json in which keys that it lacks have the values of `defaults`.
-
-        These are the defaults of the family's class in transformers.
-        """
+        """Return a reader of this config.json in which missing keys have the defaults of a class in transformers."""
         return ConfigReader({**defaults, **self.content}, self.location)
 
     def whole(self, name: str, default: int | None = None) -> int:
@@ -70,7 +67,7 @@ class ConfigReader:
         return bool(self._value(name, default, bool, "must be true or false"))
 
     def optional_id(self, name: str) -> int | None:
-        """Return the token id under a key of config.json, the first one of a list; None if the key is missing or null.
+        """Return the token id under a key of config.json, or the first id of a list; None without a value.
 
         Raises:
             TransduceError: the value is neither an integer nor such a list.
@@ -213,7 +210,7 @@ def pegasus(config: ConfigReader) -> Settings:
 def m2m100(config: ConfigReader) -> Settings:
     """Convert the config.json of an M2M100 or NLLB to a dict of model settings, with pre-norm and sinusoids.
 
-    The positions count from the padding id + 1, and their sinusoids' frequencies from end to end (`sinusoids_to_end`).
+    Positions are numbered from the padding id + 1. The sinusoids' exponents are not the paper's (`sinusoids_to_end`).
     """
     defaults = {"activation_function": "relu", "attention_dropout": 0.1, "scale_embedding": True}
     settings = _bart_like(config.with_defaults(defaults))
@@ -272,7 +269,7 @@ def _bert_like(activation: str) -> Settings:
 def distilbert(config: ConfigReader) -> Settings:
     """Convert a DistilBERT's config.json to a dict of model settings: BERT's, but without token types.
 
-    The stored positions count, whether they are learned or (`sinusoidal_pos_embds`) sinusoids.
+    Positions are imported as a stored table, even if they are sinusoids (`sinusoidal_pos_embds`).
     """
     return (
         _read_keys(config, names.DISTILBERT_KEYS)
@@ -312,8 +309,8 @@ def roberta(config: ConfigReader) -> Settings:
 def mpnet(config: ConfigReader) -> Settings:
     """Convert an MPNet's config.json to a dict of model settings: RoBERTa's, with T5's bias, without token types.
 
-    The bias has 32 buckets up to a distance of 128, whatever `relative_attention_num_buckets` is (transformers 5.23),
-    and positions start after token 1, so that another padding id is refused.
+    MPNet's class always has 32 buckets up to a distance of 128, and numbers positions after token 1 (transformers
+    5.23). Another number of buckets or padding id is therefore refused.
     """
     config = config.with_defaults({"pad_token_id": 1})
     config.must_be({"relative_attention_num_buckets": 32, "pad_token_id": 1})
@@ -431,10 +428,11 @@ def opt(config: ConfigReader) -> Settings:
 
 
 def _window(config: ConfigReader, *, first: int = 0) -> Settings:
-    """Return a dict with the setting of attention's window from a config.json; empty if no text is longer than it.
+    """Return a dict with the setting of attention's window from a config.json.
 
-    A window of n tokens includes the query's own, and thereby n - 1 earlier ones. It must apply to all layers or to
-    none. Without `layer_types` it applies to the layers from the number `first` on.
+    A window of n tokens has the query's own token and n - 1 earlier ones. The dict is empty if there is no window, or
+    if no text is longer than the window. A window of some layers only is refused. Without `layer_types`, the window is
+    that of the layers from number `first` on.
     """
     if config.content.get("sliding_window") is None:
         return {}
@@ -477,10 +475,10 @@ def _rope(config: ConfigReader) -> Settings:
 
 
 def _special_ids(config: ConfigReader) -> Settings:
-    """Return a dict of the settings of padding, start and end ids of a decoder-only model from its config.json.
+    """Return a dict of a decoder-only model's padding, start and end ids from its config.json.
 
-    An end or a start id serves as the other if that is missing, and the end id as the padding. The result is empty if
-    the configuration has neither; the tokenizer may then have these ids.
+    If one of the start and end ids is missing, the other one serves as both. The end id also serves as a missing
+    padding. The dict is empty without both ids; the tokenizer may then have them.
     """
     pad_id, start_id, eos_id = map(config.optional_id, ("pad_token_id", "bos_token_id", "eos_token_id"))
     if eos_id is None:
@@ -694,10 +692,11 @@ def import_generation(
 
 
 def export_generation(search: SearchSettings, generate: GenerateSettings) -> dict[str, Any]:
-    """Convert search settings and their part `generate` to a dict of settings of `generation_config.json`.
+    """Convert search settings to a dict of settings of `generation_config.json`.
 
-    This reverses `import_generation`, except for forbidden tokens. Settings with their default value are left out,
-    except for the number of beams.
+    `generate` has the settings of Hugging Face's `generate` that `SearchSettings` lacks. This reverses
+    `import_generation`, except for forbidden tokens. Settings with their default value are left out, except for the
+    number of beams.
     """
     values = {
         "length_penalty": (search.length_penalty, 1.0),
@@ -770,7 +769,8 @@ def _min_length(values: ConfigReader) -> int:
 def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: str) -> set[int]:
     """Return a set of the token ids that Hugging Face's generation settings forbid.
 
-    As in `generate`, an end symbol (`ends`) in `bad_words_ids` is left out, but one in `suppress_tokens` is not.
+    An end symbol (one of `ends`) in `bad_words_ids` is ignored, as by `generate`. In `suppress_tokens`, it is
+    forbidden.
 
     Raises:
         TransduceError: a sequence of several tokens is forbidden.
@@ -785,10 +785,10 @@ def _forbidden_ids(values: Mapping[str, Any], ends: Collection[int], location: s
 
 
 def _start_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> set[int]:
-    """Return a set with one token id, that with which a folder's decoder starts.
+    """Return a set with the one token id with which a folder's decoder starts.
 
-    If the files state none, the id is the family's default, the end symbol or padding; if the files lack that id too,
-    the set is empty.
+    If the files do not state the id, the family's default is used: its end symbol or its padding. The set is empty if
+    the files lack that id, too.
     """
     family = IMPORT_FAMILIES.get(str(config.get("model_type")))
     default = config.get("eos_token_id" if family is None or family.begins_with_end else "pad_token_id")

@@ -71,9 +71,9 @@ class TokenizerFiles:
         return self.json("tokenizer_config.json")
 
     def special_tokens(self, *names: str) -> list[str]:
-        """Return a list of the tokens that the folder names under these keys, such as `pad_token`.
+        """Return a list of the tokens that the folder's files name under these keys, such as `pad_token`.
 
-        Tokens in special_tokens_map.json precede tokens in tokenizer_config.json; a key that a file lacks adds none.
+        Tokens in special_tokens_map.json come first, then those in tokenizer_config.json. Missing keys are ignored.
         """
         contents = (self.json("special_tokens_map.json"), self.settings)
         texts = (text_of(content.get(name)) for content in contents for name in names)
@@ -147,9 +147,10 @@ _M2M100_LANGUAGES = (  # noqa: SIM905
 
 
 def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str]) -> dict[str, int]:
-    """Return a dict from tokens to ids for a tokenizer that is only a sentencepiece model, as its family numbers them.
+    """Return a dict from tokens to ids for a tokenizer with a sentencepiece model and no tokenizer.json.
 
-    Some families shift the model's ids, or add tokens such as language tags and sentinels.
+    The family decides on the ids: some families shift the ids of the sentencepiece model, or add tokens such as
+    language tags and sentinels.
 
     Args:
         files: the files of the tokenizer.
@@ -158,6 +159,7 @@ def sentencepiece_ids(files: TokenizerFiles, model_type: str, pieces: list[str])
 
     Raises:
         TransduceError: the family's numbering is unknown.
+        ValueError: a number of added tokens in tokenizer_config.json is not an integer from 0 to 100,000.
     """
     settings = files.settings
     if model_type == "m2m_100" and files.read("vocab.json") is not None:
@@ -235,7 +237,10 @@ _OPUS_TAG = re.compile(r">>(?P<name>[^<>]+)<<")
 
 
 class ModelIds(msgspec.Struct, frozen=True):
-    """The vocabulary sizes and special ids that an imported model's config.json specifies; None for an id it lacks."""
+    """The vocabulary sizes and special ids that an imported model's config.json specifies.
+
+    An id that config.json lacks is None.
+    """
 
     model_type: str
     sizes: tuple[int, int]
@@ -319,7 +324,9 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 def _surroundings(
     files: TokenizerFiles, parts: TokenizerParts, special: Mapping[str, int], tags: Collection[int], model: ModelIds
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return two tuples: the ids that an imported tokenizer puts before a text and after it, without language tags.
+    """Return the ids that an imported tokenizer puts before a text and after a text, as two tuples.
+
+    Language tags are left out.
 
     Raises:
         TransduceError: the model's kind cannot use these tokens.
@@ -357,15 +364,19 @@ def _surroundings(
 def _padding(
     files: TokenizerFiles, parts: TokenizerParts, special: Mapping[str, int], around: Collection[int], model: ModelIds
 ) -> int:
-    """Return the id of padding, which an encoder or encoder–decoder ignores wherever it is in a text.
+    """Return the id of padding for an imported tokenizer.
 
-    The result is the configuration's padding, or the tokenizer's own in two cases: the configuration's is one of the
-    tokens around a text (`around`), as in some T5, or it stands for text and the tokenizer names another one. A
-    language model has the configuration's padding in all cases.
+    An encoder or encoder–decoder ignores padding wherever it is in a text. Therefore the tokenizer's own padding
+    replaces the configuration's in two cases:
+
+    * The configuration's padding is a token around a text (`around`), as in some T5.
+    * The configuration's padding is a token of text, and the tokenizer names another padding.
+
+    A language model always has the configuration's padding.
 
     Raises:
-        TransduceError: the tokenizer's padding is needed, but is missing or one of the tokens around a text, or the
-            model numbers positions by the configuration's padding, as RoBERTa does.
+        TransduceError: the tokenizer's padding is needed, but cannot be used. It is missing or a token around a text,
+            or the model numbers positions by the configuration's padding, as RoBERTa does.
     """
     padding, own = special["pad_id"], _token_id(files, parts.ids, "pad_token")
     is_text = own not in (None, padding) and padding in _text_ids(files, parts)
@@ -387,7 +398,7 @@ def _padding(
 def _special_tokens(files: TokenizerFiles, parts: TokenizerParts, eos_id: int) -> tuple[str, str, str]:
     """Return a tuple of the texts of an encoder's three special tokens: start of text, end of text, and mask.
 
-    Those that the files do not name are [CLS], [SEP] and [MASK] (or <mask>).
+    Tokens that the files do not name are [CLS], [SEP] and [MASK]. The mask is <mask> if the vocabulary has it.
     """
     tokens = {id: text for text, id in parts.ids.items()}
     start = tokens.get(parts.before[0], SPECIAL_TOKENS[0])
@@ -436,10 +447,10 @@ def _marian(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
 
 
 def _read_parts(files: TokenizerFiles, known: ModelIds) -> TokenizerParts:
-    """Read a tokenizer from whichever files its folder has, and return it as `TokenizerParts`.
+    """Read the tokenizer of a folder, and return it as `TokenizerParts`.
 
-    The tokenizer is read from tokenizer.json, or else from a sentencepiece model, from vocab.txt (BERT), or from
-    vocab.json and merges.txt (byte-level).
+    The first of these that the folder has is read: tokenizer.json, a sentencepiece model, vocab.txt (BERT), or
+    vocab.json with merges.txt (byte-level).
 
     Raises:
         TransduceError: there is none of these, or the tokenizer cannot be imported.
@@ -493,7 +504,11 @@ def _class_name(files: TokenizerFiles, model_type: str) -> str:
 
 
 def _space_scheme(settings: Mapping[str, Any]) -> Literal["always", "first", "never"]:
-    """Return before which stretches of a text a LlamaTokenizer with these settings puts a space."""
+    """Return where a LlamaTokenizer with these settings puts a space: "always", "first" or "never".
+
+    A tokenizer.json uses the same words: before every stretch of text between special tokens, before the first one
+    only, or nowhere.
+    """
     adds_space = settings.get("add_prefix_space")
     if adds_space is not None and not adds_space:
         return "never"
@@ -501,9 +516,9 @@ def _space_scheme(settings: Mapping[str, Any]) -> Literal["always", "first", "ne
 
 
 def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer, not the stored ones.
+    """Return a copy of a tokenizer.json's content with the steps of transformers' LlamaTokenizer.
 
-    The replaced steps are the normalizer, the pre-tokenizer, the decoder and some settings of the BPE.
+    These steps replace the stored normalizer, pre-tokenizer, decoder, and some settings of the BPE.
 
     Args:
         content: the content of tokenizer.json.
@@ -529,19 +544,18 @@ def _llama_pipeline(content: Mapping[str, Any], settings: Mapping[str, Any]) -> 
 def _with_named_tokens(
     parts: TokenizerParts, learned: int, files: TokenizerFiles, size: int, *, without: Collection[str]
 ) -> TokenizerParts:
-    """Return the `TokenizerParts` of a tokenizer.json with the tokens that the folder's other files add and name.
+    """Return the `TokenizerParts` of a tokenizer.json, with the tokens that the folder's other files name.
 
-    As in transformers, the added tokens of tokenizer_config.json decide on the flags of a token that both files have,
-    and a token that the vocabulary lacks gets the next free id. A special token without an embedding, for which
-    transformers fails, stays ordinary text.
+    Tokens are added as in transformers. For a token in both files, tokenizer_config.json decides on the flags. A token
+    that the vocabulary lacks gets the next free id. Unlike in transformers, which fails, a special token without an
+    embedding stays ordinary text.
 
     Args:
         parts: what was read from the tokenizer.json.
         learned: the number of tokens in the learned vocabulary.
         files: the files of the tokenizer.
         size: the number of the model's embeddings.
-        without: settings such as `cls_token` whose tokens take an id but are not added, as tokenizer.json decides about
-            them.
+        without: settings, such as `cls_token`, whose tokens are not added but take an id.
     """
     ids, added = dict(parts.ids), {token.text: token for token in parts.added}
 
@@ -577,15 +591,15 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_toke
 
 
 def _with_added(files: TokenizerFiles, algorithm: TokenizationRecord, ids: dict[str, int]) -> TokenizerParts:
-    """Return an older tokenizer, one without tokenizer.json, with the added tokens that its other files name.
+    """Return the `TokenizerParts` of a tokenizer without tokenizer.json.
 
     Args:
-        files: the files of the tokenizer.
-        algorithm: its algorithm of tokenization.
-        ids: the id of each token in its learned vocabulary.
+        files: the files of the tokenizer, some of which name added tokens.
+        algorithm: the tokenizer's algorithm of tokenization.
+        ids: the id of each token in the learned vocabulary.
 
     Returns:
-        `TokenizerParts` with the algorithm, all ids and the added tokens; no tokens are put before a text.
+        The algorithm, the ids of all tokens, and the added tokens. No tokens are put before a text.
     """
     extra = {text: id for text, id in files.json("added_tokens.json").items() if isinstance(id, int)}
     configured = {}
@@ -623,9 +637,10 @@ def _read_bert_files(files: TokenizerFiles) -> TokenizerParts:
 
 
 def _between_bert_tokens(files: TokenizerFiles, parts: TokenizerParts) -> TokenizerParts:
-    """Return `TokenizerParts` that put a text between a BERT class's tokens, whatever the stored post-processor does.
+    """Return a copy of `parts` that puts a text between the two special tokens of a BERT tokenizer.
 
-    The tokens are `cls_token` and `sep_token`, by default [CLS] and [SEP], or <s> and </s> for MPNet; one that the
+    The copy ignores the stored post-processor, as BERT's tokenizer classes do. The tokens are `cls_token` and
+    `sep_token` of the files. Their defaults are [CLS] and [SEP], or <s> and </s> for MPNet. A default that the
     vocabulary lacks is left out.
     """
     is_mpnet = _class_name(files, str(files.json("config.json").get("model_type"))) == "MPNetTokenizer"
@@ -654,12 +669,16 @@ def _read_byte_level_files(files: TokenizerFiles, *, adds_start: bool) -> Tokeni
 
 
 def _special_ids(files: TokenizerFiles, parts: TokenizerParts, model: ModelIds) -> dict[str, int]:
-    """Return a dict of the ids of padding, end and unknown (`pad_id`, `eos_id`, `unk_id`) of an imported tokenizer.
+    """Return a dict of the ids of padding, end symbol and unknown token of an imported tokenizer.
 
-    The ids of padding and end come from the model's configuration, or else from the tokenizer's files. An encoder's end
-    symbol is the token that the tokenizer puts after a text; so is that of a decoder without one, such as a Chinese
-    GPT-2 with BERT's tokenizer. The end symbol also serves as padding of a decoder without padding or with a token of
-    text as padding, and as the unknown token of a tokenizer without one.
+    The keys are `pad_id`, `eos_id` and `unk_id`. The ids of padding and end symbol are those of the model's
+    configuration, or else of the tokenizer's files. There are four special cases:
+
+    * The end symbol of an encoder is the token that the tokenizer puts after a text.
+    * A decoder without an end symbol gets </s> or a similar token, or else the token that the tokenizer puts after a
+      text.
+    * The padding of a decoder is the end symbol if there is no padding, or if the padding is a token of text.
+    * A tokenizer without an unknown token gets <unk> or [UNK], or else the end symbol.
 
     Raises:
         TransduceError: an id is specified nowhere.
@@ -731,11 +750,12 @@ def _prompt_tokens(files: TokenizerFiles, parts: TokenizerParts) -> tuple[AddedT
 
 
 def _languages(files: TokenizerFiles, model: ModelIds, parts: TokenizerParts) -> Languages | None:
-    """Return the language tags of an imported tokenizer, and where they are put in source and target, as `Languages`.
+    """Return the language tags of an imported tokenizer and the tags' positions, as `Languages`.
 
-    The target's tag replaces the decoder's start symbol if that is a language tag and no first token is forced. With
-    another start symbol or a forced first token, the tag is the first token. Without both, the model's type and the
-    tokenizer's class decide. The result is None for families that do not select languages by tags.
+    The target's tag is the first token if the model forces a first token, or if the decoder's start symbol is not a
+    language tag. If no token is forced and the start symbol is a language tag, the target's tag replaces it. If the
+    model has neither a forced token nor a start symbol, its type and the tokenizer's class decide. The result is None
+    for families that do not select languages by tags.
 
     Raises:
         TransduceError: the family selects languages by tags, but a tokenizer without tokenizer.json names none.

@@ -1,4 +1,6 @@
-"""Import the weights of a Hugging Face folder, whose tensors decide which heads and tied tables the model has.
+"""Import the weights of a Hugging Face folder.
+
+The folder's tensors decide which heads the model has and which tables are tied.
 
 Legend: V vocabulary, D model width.
 """
@@ -84,11 +86,11 @@ class StoredTensors:
     def with_prefix(self, prefix: str) -> "StoredTensors":
         """Return a copy of this reader with the tensor names that current versions of transformers use.
 
-        Norms then have `weight` and `bias` instead of `gamma` and `beta`.
+        In the copy, norms have `weight` and `bias` instead of `gamma` and `beta`.
 
         Args:
-            prefix: the family's prefix of names, such as `model.`; if no name begins with it, as in the folder of a
-                model without a head, it is put before all names. Empty: none is put.
+            prefix: the family's prefix of names, such as `model.`. It is put before all names if no name begins with
+                it, as in the folder of a model without a head. Empty: no prefix is put.
         """
         bare = prefix and not any(name.startswith(prefix) for name in self.names)
         renamed = {(prefix if bare else "") + name: read for name, read in self.names.items()}
@@ -99,7 +101,10 @@ class StoredTensors:
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """A mapping of names to tensors, each computed at every access, so that not all are in memory at once."""
+    """A mapping from names to tensors, which computes a tensor at every access.
+
+    Not all tensors are therefore in memory at once.
+    """
 
     def __init__(self, functions: Mapping[str, Callable[[], Tensor]], outline: Mapping[str, Tensor]) -> None:
         """Store the functions that compute the tensors.
@@ -249,7 +254,7 @@ def _read_tables(
 
 
 def _ties(stored: StoredTensors, tables: _Tables, pad_id: int) -> dict[str, bool]:
-    """Return a dict of a model's settings of tied embeddings and a zero padding row, from the stored tables' values.
+    """Return a dict of model settings: which tables are tied, and whether embeddings of padding are zero.
 
     Args:
         stored: the folder's tensors.
@@ -311,12 +316,15 @@ def encoder_heads(config: Mapping[str, Any], stored: StoredTensors) -> dict[str,
 
 
 def _output_bias(family: StoredNames, stored: StoredTensors, *, masked: bool) -> str | None:
-    """Return the stored name of the bias on the logits; None if there is none, or if its values are all zero.
+    """Return the stored name of the bias on the logits.
+
+    The result is None if there is no such bias, or if all its values are zero.
 
     Args:
         family: the names of the family's tensors.
         stored: the folder's tensors.
-        masked: false for an encoder without a masked language model's head, which has no logits and gets None.
+        masked: False for an encoder without a masked language model's head. Such an encoder has no logits, and the
+            result is None.
     """
     present = [name for name in family.output_bias if name in stored.names]
     if not present or not masked:
