@@ -160,16 +160,16 @@ except ModuleNotFoundError as missing:
         return DecoderChoice.of("compiled" if on_cpu else "triton", NO_KERNELS)
 
     def start_fast(model: EncoderDecoder, source_ids: Tensor) -> DecodingState:
-        """Encode source ids (B, S) by the model's PyTorch modules, since there are no kernels; return the state.
+        """Encode source ids (B, S) by the model's PyTorch modules, and return the decoding state.
 
-        The decoding state is what a search of the target continues from.
+        The search for a translation continues from this state.
         """
         return model.start(source_ids)
 
     def start_prompts(model: Decoder, prompt_ids: Tensor, lengths: Tensor) -> DecodingState:
         """Process prompts (B, P) of lengths (B,) by the model's PyTorch modules, and return the decoding state.
 
-        The state is what a search continues from; there are no kernels that could compute it faster.
+        The search for a continuation starts from this state.
         """
         return model.start(prompt_ids, lengths)
 

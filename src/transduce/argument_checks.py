@@ -15,10 +15,13 @@ Files = str | Path | Sequence[str | Path]
 
 
 def as_texts(value: str | Iterable[str]) -> list[str]:
-    """Return one text or several as a list of texts; columns of Arrow tables are texts, too.
+    """Return a text, or an iterable of texts, as a list of `str`.
+
+    The iterable may be a column of an Arrow table.
 
     Raises:
-        TransduceError: the argument is neither a text nor an iterable of texts, or it is a table.
+        TransduceError: the argument is neither a text nor an iterable, or it is a table, mapping, set or `bytes`; or
+            one of its items is not a `str`.
     """
     if isinstance(value, str):
         return [value]
@@ -64,10 +67,12 @@ def as_text(value: str) -> str:
 
 
 def as_phrases(value: Iterable[str]) -> list[str]:
-    """Return an iterable of phrases as a list; a single text is refused, because it would be split into characters.
+    """Return an iterable of phrases as a list.
+
+    A single text is refused, because it would be split into characters.
 
     Raises:
-        TransduceError: the argument is not a list of texts.
+        TransduceError: the argument is a single text, or `as_texts` refuses it.
     """
     if isinstance(value, str):
         raise TransduceError(f"Phrases are a list of texts, but `{value}` is one text: write [`{value}`].")
@@ -75,14 +80,16 @@ def as_phrases(value: Iterable[str]) -> list[str]:
 
 
 def as_list(value: Iterable[T], name: str) -> list[T]:
-    """Return the items of an argument as a list; a single text is refused, because it would be split into characters.
+    """Return the items of an argument as a list.
+
+    A single text is refused, because it would be split into characters.
 
     Args:
         value: the argument.
-        name: its name, for the error message.
+        name: the argument's name, for the error message.
 
     Raises:
-        TransduceError: the argument is a text, a mapping, a table, or no iterable.
+        TransduceError: the argument is a text, `bytes`, a mapping, a table, or no iterable.
     """
     if is_table(value):
         raise TransduceError(f"`{name}` must be a list, but is a `{type(value).__name__}`: pass one of its columns.")
@@ -133,9 +140,12 @@ def as_integer(value: int, name: str, *, minimum: int, maximum: int | None = Non
 
 
 def as_shard(value: str | tuple[int, int]) -> tuple[int, int]:
-    """Return the number of a shard, from 1, and the count of shards, from a pair or a text such as "2/4".
+    """Return a shard as two integers: its number, counted from 1, and the count of shards.
 
     A shard is one of several equal shares of a corpus.
+
+    Args:
+        value: the two integers, or a text such as "2/4".
 
     Raises:
         TransduceError: the argument is not a shard.
@@ -151,7 +161,7 @@ def as_path(value: str | Path, description: str) -> Path:
     """Return the argument as a path, which need not exist; `description` names the path in error messages.
 
     Raises:
-        TransduceError: the argument is not a path or is empty, which would mean the current folder.
+        TransduceError: the argument is not a `str` or `Path`, or it is an empty text.
     """
     if not isinstance(value, str | Path):
         raise TransduceError(f"{description} must be a path, a `str` or a `Path`, but is {shown_value(value)}.")
@@ -164,7 +174,7 @@ def as_paths(value: Files, description: str) -> list[Path]:
     """Return one path or several as a list of paths; `description` names the paths in error messages.
 
     Raises:
-        TransduceError: an item is not a path or is empty.
+        TransduceError: the argument or one of its items is not a path, or is an empty text.
     """
     if isinstance(value, str | Path):
         return [as_path(value, description)]

@@ -32,20 +32,23 @@ _STALE_SECONDS = 3600.0  # without a change, after which a partial file is one t
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write or replace a file atomically; devices and pipes are written to directly.
+    """Write or replace a file atomically.
 
-    Of a symbolic link, the file that it leads to is replaced. Of several processes that write a file at the same time,
-    the last one wins.
+    Devices and pipes are written to directly. If the path is a symbolic link, the file that it leads to is replaced. If
+    several processes write a file at the same time, the last one wins.
     """
     with name_path_in_errors(path), _new_file(path, create_partial) as file:
         file.write(content)
 
 
 def create_partial(path: Path, *, mode: int = 0o666) -> Path:
-    """Create an empty file beside a path, to be written and then renamed to it, and return the new file's path.
+    """Create an empty temporary file in the folder of `path`, and return the temporary file's path.
 
-    Every call creates a file of another name, with the permissions `mode`. Older files for the same path, which killed
-    processes left, are removed if they have not changed for an hour.
+    The caller writes the temporary file, and then renames it to `path`. Every call creates a file with a new name and
+    with the permissions `mode`.
+
+    Killed processes may have left temporary files for the same `path`. Those that have not changed for an hour are
+    removed.
     """
     partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     partial.touch(mode, exist_ok=False)
@@ -70,9 +73,10 @@ def write_json(path: Path, content: Any, *, indent: int = 2) -> None:
 
 @contextmanager
 def open_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a binary file that appears at its path, or replaces the file there, once the `with` block succeeds.
+    """Open a binary file that appears at its path when the `with` block succeeds.
 
-    Devices and pipes are written to directly. Of a symbolic link, the file that it leads to is replaced.
+    An existing file at the path is replaced. Devices and pipes are written to directly. If the path is a symbolic link,
+    the file that it leads to is replaced.
 
     Raises:
         TransduceError: another process writes the file.
@@ -84,10 +88,10 @@ def open_atomically(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[BinaryIO]:
-    """Open a binary file under the name `partial_of(path)`, and rename it to `path` once the `with` block succeeds.
+    """Open a binary file at `partial_of(path)`, and rename it to `path` when the `with` block succeeds.
 
-    If the block fails, the file is removed. Devices and pipes are written to directly. Of a symbolic link, the file
-    that it leads to is replaced.
+    If the block fails, the file is removed. Devices and pipes are written to directly. If the path is a symbolic link,
+    the file that it leads to is replaced.
     """
     path = link_target(path)
     if path.is_symlink() or is_special_file(path):
@@ -105,10 +109,12 @@ def _new_file(path: Path, partial_of: Callable[[Path], Path]) -> Iterator[Binary
 
 
 def link_target(path: Path) -> Path:
-    """Return the file that a symbolic link leads to, which need not exist, so that it can be replaced; or the path.
+    """Return the path of the file to write: the target of a symbolic link, or the path itself if it is no link.
 
-    A link into `/proc` or `/dev`, such as /dev/stdout, stands for an open file of this process, which must be written
-    to directly: it is returned as it is, and so is a link that leads back to itself. `/dev/shm` has ordinary files.
+    The target need not exist. A link that leads back to itself is returned unchanged.
+
+    A link in `/proc` or `/dev`, such as /dev/stdout, stands for an open file of this process, which must be written to
+    directly. A path that leads to such a link is returned unchanged. Files in `/dev/shm` are ordinary files.
     """
     target = path.absolute()
     for _ in range(_MAX_LINKS):
@@ -121,7 +127,7 @@ def link_target(path: Path) -> Path:
 
 @contextmanager
 def name_path_in_errors(path: Path | str) -> Iterator[None]:
-    """In a `with` block, add the path being written to each OSError that has no file name, for the error's message."""
+    """Add the path to each OSError of a `with` block that names no file, so that its message shows the path."""
     try:
         yield
     except OSError as error:
@@ -197,7 +203,7 @@ def exclusive_lock(lock_file: Path) -> Iterator[None]:
 def lock_output(path: Path) -> Iterator[None]:
     """Hold the lock of a file or folder during a `with` block, while this process writes it.
 
-    There is no lock in a parent folder that does not exist, or for a device or pipe.
+    No lock is held for a device or pipe, or if the parent folder does not exist.
 
     Raises:
         TransduceError: another process, or another thread of this process, holds the lock.
@@ -218,11 +224,13 @@ def lock_output(path: Path) -> Iterator[None]:
 
 @contextmanager
 def atomic_folder(folder: str | Path, required_entry: str, description: str) -> Iterator[Path]:
-    """Yield a temporary folder that gets its final name at the end of the ``with`` block, or is removed on failure.
+    """Yield a temporary folder, and rename it to its final name when the `with` block succeeds.
+
+    If the block fails, the temporary folder is removed. If the final name is a symbolic link, the folder that it leads
+    to is replaced, and the link stays.
 
     Args:
-        folder: the final name; an existing folder that contains ``required_entry`` is replaced. A symbolic link stays,
-            and the folder that it names is written.
+        folder: the final name. An existing folder is replaced if it is empty or contains ``required_entry``.
         required_entry: name of a file or folder that every folder of this kind contains.
         description: a description of such a folder for messages: "a prepared corpus".
 
@@ -251,7 +259,10 @@ def atomic_folder(folder: str | Path, required_entry: str, description: str) -> 
 
 
 def _replace(partial: Path, folder: Path) -> None:
-    """Rename a finished folder to its final name; an existing one is moved away first and deleted last."""
+    """Rename a finished folder to its final name, replacing any folder there.
+
+    The old folder is moved away first and deleted last.
+    """
     old = _moved_away(folder)
     if old.is_symlink():  # which earlier versions left behind where the folder's name was a link
         old.unlink()

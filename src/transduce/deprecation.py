@@ -98,9 +98,10 @@ def warn_renamed(old: str, new: str, *, in_file: bool = False) -> None:
 
 @contextmanager
 def warnings_on_stderr() -> Iterator[None]:
-    """In a `with` block, print this package's warnings as lines on standard error, of which Python would hide some.
+    """In a `with` block, print all warnings of this package as lines on standard error.
 
-    A warning is printed once. If several processes train together, only the first prints.
+    Python's own filters, which hide some warnings, do not apply. The same warning is printed once. If several processes
+    train together, only the first prints.
     """
     with warnings.catch_warnings():
         shown, categories = set[str](), (RenamedWarning, TransduceWarning)
@@ -135,10 +136,10 @@ def current_command(command: str) -> str:
 
 
 def current_options(arguments: Sequence[str], options: Container[str]) -> list[str]:
-    """Return a list of command-line arguments with renamed options under their current names, with a warning for each.
+    """Return a list of command-line arguments in which old names of options are replaced by current ones.
 
-    An old name is replaced only if the command has the new name as an option, and not the old one. Arguments after `--`
-    are not changed.
+    Each replacement gives a warning. An old name is replaced only if the command has an option of the new name and none
+    of the old name. Arguments after `--` are not changed.
 
     Args:
         arguments: the arguments of a command.
@@ -181,11 +182,13 @@ def with_current_settings(content: Mapping[str, Any], *, warn: bool, in_file: bo
 
 
 def with_current_items(setting: str, value: Any, *, in_file: bool = False) -> Any:
-    """Return a copy of a setting's value in which tables of an array have the current names, with a warning for each.
+    """Return a copy of a setting's array of tables in which old keys are replaced by current ones.
+
+    Each old key gives a warning. A value that is no array of tables stays as it is.
 
     Args:
         setting: the dotted name of the setting, such as `data.corpora`.
-        value: its value, which is returned as it is if it is no array of tables with renamed keys.
+        value: the value of the setting.
         in_file: a file has the value: warnings say that old names stay valid.
     """
     prefix = f"{setting}."
@@ -223,8 +226,8 @@ def _renamed(content: Any, names: Mapping[str, str]) -> tuple[Any, list[str]]:
 
     Args:
         content: the tables, with plain values.
-        names: the current dotted name of each key, by its old one; `*` stands for every key or item. A key may move
-            into a table inside its own.
+        names: the current dotted name of each key, by its old one; `*` stands for every key or item. The current
+            key may lie in a table that is nested in the table of the old key.
     """
     current, found = _copied(content), []
     for old, new in names.items():

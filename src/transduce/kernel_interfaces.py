@@ -30,7 +30,12 @@ class DecoderChoice(NamedTuple):
 
     @classmethod
     def of(cls, backend: str, reason: str | None) -> "DecoderChoice":
-        """Return the choice of `backend` if `reason` is None, else of `reference`, with `reason` for the refusal."""
+        """Return the choice of a backend, or of `reference` if there is a reason to refuse the backend.
+
+        Args:
+            backend: the backend.
+            reason: why the backend does not decode the model; None: it does.
+        """
         return cls(backend, {}) if reason is None else cls("reference", {backend: reason})
 
 
@@ -416,8 +421,8 @@ class TrainingKernels(Backend, Protocol):
     def residual_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> tuple[Tensor, Tensor]:
         """Return a pair: x itself, for a residual connection, and x normalized over the last dimension, (…, D) each.
 
-        The norm is LayerNorm, (x - mean) / √(variance + ε) · weight + bias, or without a bias RMSNorm, x / √(mean of x²
-        + ε) · weight. The backward pass adds the gradients of both outputs.
+        With a bias, the norm is LayerNorm: (x - mean) / √(variance + ε) · weight + bias. Without a bias, it is RMSNorm:
+        x / √(mean of x² + ε) · weight. The backward pass adds the gradients of both outputs.
         """
 
     def sum_rows(self, x: Tensor) -> Tensor:
@@ -426,7 +431,7 @@ class TrainingKernels(Backend, Protocol):
     def add_rows_in_place(
         self, total: Tensor, ids: Tensor, part: Tensor, factor: float, frozen_row: int | None
     ) -> None:
-        """Add factor · part[n] to total[ids[n]] for each n, except to the frozen row, to sum gradients of embeddings.
+        """Add factor · part[n] to total[ids[n]] for each n, to sum the gradients of embeddings.
 
         Args:
             total: float32, (V, D), contiguous.
@@ -532,8 +537,8 @@ class TrainingKernels(Backend, Protocol):
                 times R.
 
         Returns:
-            A list that tells for each matrix whether it was changed: not if powers of its elements would overflow or
-            underflow.
+            A list with one boolean for each matrix: whether the matrix was changed. A matrix stays unchanged if powers
+            of its elements would overflow or underflow.
         """
 
     def supports_logits(self, logits: Tensor) -> bool:

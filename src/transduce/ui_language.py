@@ -49,9 +49,11 @@ def select_catalog(language: str) -> None:
 
 
 def localized(text: str) -> str:
-    """Return a message in the user's language, or unchanged if the language is English or the catalog lacks it.
+    """Return a message in the user's language.
 
-    White space around the message stays. If the catalog lacks the whole text, its lines and parts are looked up.
+    The message is unchanged if the language is English, if the catalog lacks the message, or if it is longer than
+    20,000 characters. White space around the message stays. If the catalog lacks the whole text, its lines and parts
+    are looked up.
     """
     if _state["language"] == "en" or len(text) > _LONGEST_MESSAGE:
         return text
@@ -59,17 +61,17 @@ def localized(text: str) -> str:
 
 
 def labeled(label: str, text: str) -> str:
-    """Return a label in the user's language, a colon and a text that is shown as it is: "Machine: Linux"."""
+    """Return a translated label, a colon and a text that is not translated: "Machine: Linux"."""
     return f"{localized(label)}{': ' if _state['language'] == 'en' else '：'}{text}"
 
 
 def listed(texts: Iterable[str]) -> str:
-    """Return texts that are shown as they are as a list in the user's language: "Linux, 2 threads"."""
+    """Join texts with the comma of the user's language, without translating them: "Linux, 2 threads"."""
     return (", " if _state["language"] == "en" else "，").join(texts)
 
 
 def noted(text: str, note: str) -> str:
-    """Return a text and a note in parentheses, both shown as they are: "7 of 7 (2.1 s)"."""
+    """Return a text with a note in parentheses, without translating either: "7 of 7 (2.1 s)"."""
     return f"{text} ({note})" if _state["language"] == "en" else f"{text}（{note}）"
 
 
@@ -170,9 +172,10 @@ class Template(NamedTuple):
                 yield fields
 
     def is_case_of(self, other: "Template") -> bool:
-        """Return whether this template is more specific: another template matches each text that this one matches.
+        """Return whether this template is a special case of another one.
 
-        Two templates with equal fixed parts are no case of each other.
+        It is a special case if the other template matches each text that this template matches, and if the fixed parts
+        of the two templates differ.
         """
         return self.parts != other.parts and any(other.fields(_ANY.join(self.parts)))
 
@@ -217,8 +220,8 @@ def parse_template(text: str, translation: str) -> Template:
 class Catalog:
     """A catalog of the translations into one language: fixed texts, and templates (messages with fields).
 
-    The longest templates come first. A dict has them by their first and last characters, because most texts that are
-    looked up begin and end as few of them.
+    Templates are ordered from the longest to the shortest. A text is compared only with templates that have the same
+    first and last characters, because these are few.
     """
 
     def __init__(self, translations: Mapping[str, str]) -> None:
@@ -238,10 +241,11 @@ class Catalog:
             self._templates.setdefault(key, []).append((number, template))
 
     def translate(self, text: str) -> str:
-        """Return the translation of a message, or, if the catalog lacks it, of those of its lines that it has.
+        """Return the translation of a message; what the catalog lacks stays unchanged.
 
-        A list of messages in one line is translated only if the catalog has all of them: other text may be data, such
-        as names of files, of which a part is a message only by chance.
+        If the catalog lacks the whole message, its lines, and parts of lines between " · ", are translated separately.
+        A line may be a list of messages. It is translated only if the catalog has all of them: otherwise it may be
+        data, such as a list of file names, of which one is a message only by chance.
         """
         core = text.strip()
         found = self.find(core)
@@ -278,7 +282,7 @@ class Catalog:
         return min(found, key=_letters, default=None)
 
     def _candidates(self, text: str) -> list[Template]:
-        """Return the templates that begin and end as a text, by their edges, in the catalog's order."""
+        """Return the templates whose first and last characters agree with a text, in the catalog's order."""
         keys = product({"", text[:_EDGE]}, {"", text[-_EDGE:]})
         return [template for _, template in sorted(each for key in keys for each in self._templates.get(key, ()))]
 
@@ -302,9 +306,9 @@ class Catalog:
         )
 
     def _untranslated(self, template: Template, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return a dict, by name, of the fields that the translation repeats in English.
+        """Return a dict by name of the fields that stay untranslated in the translation.
 
-        Either the translation's template does not ask for their translation, or the catalog has none.
+        A field stays untranslated unless the translation marks it with `!t` and the catalog has its text.
         """
         return {
             name: value
@@ -315,9 +319,9 @@ class Catalog:
     def _fill(self, translation: str, fields: Mapping[str, str]) -> str:
         """Return a translation with its fields filled in.
 
-        `{name!t}` is a field that is translated, too, `{name!n}` a list of names, of which only "none" is translated,
-        and `{name!w}` a number of millions that is shown in units of 10,000, as Chinese counts. A field may begin or
-        end with a Latin letter, which a space separates from a Chinese character beside it.
+        The text of a field `{name!t}` is translated, too. The text of `{name!n}` is a list of names, of which only
+        "none" is translated. `{name!w}` is a number of millions, which is shown in units of 10,000, as Chinese counts.
+        If a field begins or ends with a Latin letter, a space separates the letter from a Chinese character beside it.
         """
         from string import Formatter
 

@@ -70,7 +70,10 @@ def add_verify_resume_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify_resume(options: argparse.Namespace) -> int:
-    """Train a few steps twice, once killed and resumed; print whether both end equally, and return 0 if so, else 1."""
+    """Test that a killed and resumed training run ends exactly like an uninterrupted one, and print a report.
+
+    Return 0 if both runs end equally, otherwise 1.
+    """
     from transduce.tasks.run.verification import verify_resume
 
     read = [options.settings, options.source, options.target, options.dev_source, options.dev_target]
@@ -84,7 +87,7 @@ def run_verify_resume(options: argparse.Namespace) -> int:
 
 
 class _ModelAndCorpusReport(msgspec.Struct, frozen=True):
-    """The doctor's reports on a model and on the corpus that it is to be trained on, for one JSON file."""
+    """The reports of `transduce doctor` on a model and on its training corpus, for one JSON file."""
 
     model: "DoctorReport"
     corpus: "CorpusReport"
@@ -169,7 +172,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _holds_pairs(path: str) -> bool:
-    """Return whether a file holds sentence pairs, judged by its name; `-`, standard input, counts as such a file.
+    """Return whether a file contains sentence pairs, judged by its name; True for `-` (standard input).
 
     Raises:
         TransduceError: the file is a spreadsheet.
@@ -195,7 +198,10 @@ def _examine_corpus(options: argparse.Namespace) -> "CorpusReport":
 
 
 def _tokenizer(model: str | None) -> "Tokenizer | None":
-    """Return the tokenizer in a model folder; None if `model` is None or not a folder, such as a settings file."""
+    """Return the tokenizer in a model folder; None if `model` is not a folder.
+
+    Instead of a folder, `model` may be None or the path of a settings file.
+    """
     from transduce.model_folder.read import read_model_folder
 
     return read_model_folder(Path(model)).tokenizer if model and Path(model).is_dir() else None

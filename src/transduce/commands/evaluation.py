@@ -126,7 +126,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def _is_classifier(model: str) -> bool:
-    """Return whether a folder holds a text classifier; False if it is no folder or of another task.
+    """Return whether a path is the folder of a text classifier.
 
     Raises:
         TransduceError: the folder holds a tagger, which another command measures.
@@ -192,10 +192,12 @@ def _translate(
 
 
 def _other_searches(search: "SearchSettings") -> "Iterator[tuple[str, SearchSettings]]":
-    """Yield the searches with which scores are usually published, such as greedy and beam 4, but not the one used.
+    """Yield searches with which scores are usually published, such as greedy search and beam 4.
+
+    A search equal to the one that was used is left out.
 
     Args:
-        search: the search settings that were used, and that the others change.
+        search: the search settings that were used. The yielded settings differ from them only in the kind of search.
 
     Yields:
         A description of each search in words, and its settings.
@@ -304,9 +306,10 @@ def _translate_with(folder: str, sources: list[str], options: argparse.Namespace
 
 
 def _pair_warning(names: tuple[str, str], a: _System, b: _System) -> list[str]:
-    """Return a list with a warning if two compared models have different source or target languages, or else [].
+    """Return a list with a warning if two compared models translate between different languages.
 
-    The warning names the models by `names`. An unknown language gives no warning.
+    The list is empty if there is nothing to warn of. An unknown language gives no warning. `names` are the models'
+    names in the warning.
     """
     pairs_of_codes = zip(a.languages, b.languages, strict=True)
     if not any(one and other and short_code(one) != short_code(other) for one, other in pairs_of_codes):
@@ -448,9 +451,9 @@ def _score_texts(options: argparse.Namespace) -> None:
 
 
 def _totals(log_probabilities: list[float], tokens: int) -> dict[str, Any]:
-    """Return a dict of fields of a `Summary`, by each line's log-probability and the number of tokens.
+    """Return the fields `lines`, `tokens`, `log_probability` and `perplexity` of a `Summary`, as a dict.
 
-    The fields are `lines`, `tokens`, `log_probability` and `perplexity`.
+    `log_probabilities` are those of the lines, and `tokens` is the number of tokens in all lines.
     """
     total = math.fsum(log_probabilities)
     perplexity = math.exp(min(-total / max(1, tokens), 700.0))
@@ -481,10 +484,10 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> tuple[int, float]:
-        """A sort key, lower for worse translations: first the number of definite warnings, then the probability.
+        """A sort key that is lower for worse translations.
 
-        Two kinds of warnings are not definite: `unlikely`, which is about the probability alone, and `unread`, about
-        the source.
+        Translations are sorted by the number of definite warnings, and then by probability. Warnings of the kinds
+        `unlikely` and `unread` are not definite: the first is about the probability alone, the second about the source.
         """
         definite = sum(warning.kind not in ("unlikely", "unread") for warning in self.warnings)
         return -definite, -(self.nats_per_token or 0.0)
@@ -496,7 +499,7 @@ class ReviewedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QualityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report on the quality of translations, line by line: those with quality warnings, and probabilities of all."""
+    """A report on the quality of translations: the lines with quality warnings, and every line's probability."""
 
     lines: int
     """The number of all translated lines, with or without warnings."""
@@ -620,11 +623,13 @@ def _table(lines: list[ReviewedLine], suffix: str) -> bytes:
 
 
 def _with_scores(translator: "Translator", sources: list[str], targets: list[str]) -> "list[Translation]":
-    """Return existing translations as a list of `Translation`s, with the probabilities that the model gives to tokens.
+    """Return existing translations as `Translation`s, with the probability that the model gives to each token.
 
-    Copied protected spans are masked, as in a search: left out, or replaced by placeholder tokens if that is more
-    likely. A translation has no probabilities if the model would not translate its source as a whole, or if a side is
-    too long.
+    Protected spans, such as URLs, are masked if both sides contain them. A masked span is left out or replaced by a
+    placeholder token, whichever is more likely.
+
+    A translation gets no probabilities if one side is too long. It gets none either if the model would divide the
+    source instead of translating it as a whole.
 
     Args:
         translator: the model.

@@ -109,7 +109,10 @@ _OPTIONS_OF_RESULT: dict[str, tuple[str, ...]] = {
 
 
 def add_paper_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options of `transduce paper`; their defaults are None, so that those without effect are detected."""
+    """Declare the options of `transduce paper`.
+
+    Every default is None, so that the command notices if the user sets an option that has no effect.
+    """
     parser.formatter_class = ListingFormatter
     parser.epilog = "results and their options:\n" + "\n".join(
         f"  {name:8} {localized(purpose)}\n{' ' * 11}"
@@ -276,7 +279,8 @@ _ITEMS = {"attention": "MODEL SENTENCE", "training": "RUN...", "lengths": "MODEL
 def add_plot_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `transduce plot`.
 
-    Options of single kinds have no argparse default, so that options that do not apply to a kind are detected.
+    Options that belong to only some kinds of charts have no argparse default, so that the command notices if the user
+    sets one for another kind.
     """
     parser.formatter_class = ListingFormatter
     parser.epilog = "arguments and options of each kind:\n" + "\n".join(
@@ -396,8 +400,11 @@ def _attention(options: argparse.Namespace) -> "Chart":
 def _lengths(options: argparse.Namespace) -> "Chart":
     """Return a chart of BLEU by sentence length for several systems.
 
-    The command's positional arguments name the systems: a model folder, whose model translates --source first, or a
-    file of translations.
+    Each positional argument of the command is a system. If it is a model folder, the model translates the sentences of
+    --source. Otherwise it is a file of translations.
+
+    Raises:
+        TransduceError: --source or --reference is missing.
     """
     from transduce.inspection.plots_runs import plot_lengths
 

@@ -182,7 +182,10 @@ def _converse(generator: "Generator", search: "SearchSettings", options: argpars
 
 
 def _warn_of_unknown(generator: "Generator", prompts: Sequence[str]) -> None:
-    """Warn on standard error of letters in the prompts that the vocabulary lacks, or that it spells in bytes."""
+    """Warn on standard error about letters of the prompts that the model has not learned.
+
+    The vocabulary has no tokens for these letters, or only tokens for their bytes.
+    """
     from transduce.commands.line_warnings import unknown_letters
 
     find = unknown_letters(generator.vocabulary)
@@ -216,7 +219,9 @@ def _standard_input() -> str:
 
 
 def search_from_options(options: argparse.Namespace) -> "SearchSettings":
-    """Return the search settings that the options of `transduce generate` describe; by default they sample.
+    """Return the search settings that the options of `transduce generate` describe.
+
+    Without --greedy and --beam-size, the settings are those of sampling.
 
     Raises:
         TransduceError: an option is out of range, or contradicts another.

@@ -1,4 +1,7 @@
-"""Commands that show what a model attends to: `inspect`, for one sentence, and `align`, for many sentence pairs."""
+"""Commands that show how a model works: `inspect` for one text, and `align` for word links of sentence pairs.
+
+`inspect` shows attention, attributions, and the results of ablation, patching, logit lens and probes.
+"""
 
 import argparse
 import sys
@@ -182,11 +185,11 @@ def load_reader(folder: str, options: argparse.Namespace) -> "Reader":
 
 
 def sentence_or_table(reader: "Reader", sentence: str) -> "str | Numbers":
-    """Return the input of a model to inspect: `sentence` itself or, for a time-series model, the points of a table.
+    """Return the input that a model reads: the sentence, or the points of a table for a time-series model.
 
     Args:
         reader: the model.
-        sentence: the sentence; for a time-series model, the path of the table with the past points, (N, C).
+        sentence: the sentence. For a time-series model, it is the path of a table, whose points (N, C) are returned.
     """
     from transduce.data.series import read_table
     from transduce.inference.forecaster import Forecaster
@@ -234,11 +237,14 @@ def _check_options(options: argparse.Namespace) -> str | None:
 
 
 def _check_tool(options: argparse.Namespace, tool: str | None) -> None:
-    """Raise an error for an empty sentence, which a tool cannot measure, or --reference without --ablate mean.
+    """Check that the tool has a sentence to measure, and that --reference is set only with --ablate mean.
 
     Args:
         options: the options of `transduce inspect`.
-        tool: the chosen tool; None: the usual view, for which the sentence may be empty.
+        tool: the chosen tool; None: the usual view of a sentence. This view and `probe` need no sentence.
+
+    Raises:
+        TransduceError: the sentence is empty, or --reference is set without --ablate mean.
     """
     if tool not in (None, "probe") and not options.sentence.strip():
         raise TransduceError("The sentence is empty, so there is nothing to measure: pass one after the model.")
@@ -255,10 +261,10 @@ def _show_translation(options: argparse.Namespace, translator: "Translator") -> 
 
 
 def _report_input(translator: "Translator", text: str) -> None:
-    """Warn on standard error if a text is inspected in another way than `transduce translate` would translate it.
+    """Warn on standard error if `transduce translate` would treat a text differently than `inspect` does.
 
-    That is the case for several sentences, which translation divides, and for parts that translation copies. Letters
-    that the vocabulary lacks and a wrong language are reported too.
+    Translation divides a text into sentences, and copies parts such as URLs; inspection does neither. There are also
+    warnings about letters that the vocabulary lacks, and about a text in a wrong language.
     """
     from transduce.commands.line_warnings import LineWarnings, unknown_letters
 
@@ -287,10 +293,10 @@ def _report_input(translator: "Translator", text: str) -> None:
 
 
 def _show_page(options: argparse.Namespace, translator: "Translator") -> None:
-    """Write the HTML page with the translations of all sentences by all models, and print some of them.
+    """Write an HTML page that shows how the model translates each sentence, and print its inspections.
 
-    The models are the command's and that of --beside. All sentences that were passed are printed, but of those that the
-    run sampled, only the first.
+    If --beside names a second model, the page shows both models, but only the first is printed. Without sentences on
+    the command line, the page has those of the run's dev set, and only the first sentence is printed.
     """
     from transduce.inspection.sentence import inspect_sentence
     from transduce.inspection.sentence_view import InspectionPage
@@ -310,12 +316,13 @@ def _show_page(options: argparse.Namespace, translator: "Translator") -> None:
 
 
 def _show_text_page(options: argparse.Namespace, reader: "Reader") -> None:
-    """Write the HTML page of all texts for a model that is no translating Transformer, and print some of them.
+    """Write an HTML page that shows how a model reads each text, for models other than translating Transformers.
 
-    All texts that were passed are printed, but of those that the run sampled, only the first.
+    The inspections are printed, too. Without texts on the command line, the page has those of the run's dev set, and
+    only the first text is printed.
 
     Raises:
-        TransduceError: another model is passed by --beside, which only translators can be compared with.
+        TransduceError: --beside is set, or there are no texts.
     """
     from transduce.inspection.sentence import inspect_text
     from transduce.inspection.sentence_view import TextInspectionPage
@@ -329,7 +336,9 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> None:
 
 
 def _sentences(options: argparse.Namespace) -> list[str]:
-    """Return a list of the sentences of an HTML page: those passed, or else those that the run sampled for its dev set.
+    """Return a list of the sentences of an HTML page.
+
+    These are the sentences on the command line. If there are none, they are those that the run sampled for its dev set.
 
     Raises:
         TransduceError: no sentence is passed, and the run sampled none.
@@ -371,8 +380,8 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
 def _show_inspections(options: argparse.Namespace, *inspections: "Inspection | TextInspection") -> None:
     """Print inspections, and write the first one as JSON to --json if set.
 
-    With --attribution, each printed table of words shows the inspection's first attribution instead of attention. A
-    line below it compares the sum of the contributions with the change of the log-probability, if these are known.
+    With --attribution, the printed tables show each inspection's first attribution instead of attention. If known, the
+    sum of the contributions and the change of the log-probability are compared below the table.
     """
     from transduce.inspection.sentence_view import Inspection, draw_inspection
 
@@ -433,9 +442,10 @@ def _show_causal(options: argparse.Namespace, reader: "Reader", tool: str) -> No
 
 
 def _labels(texts: list[str], lines: list[str]) -> list[str] | list[list[str]]:
-    """Return the labels for a probe: a list for each text's words, or one label for each text.
+    """Return the labels for a probe: a list of labels for each text's words, or one label for each text.
 
-    The labels are of words if each line has as many labels as its text has words, and some text has several words.
+    A line of labels belongs to the words of its text if every line has as many labels as its text has words. If no text
+    has more than one word, however, each line is the label of a text.
 
     Args:
         texts: the texts.

@@ -68,9 +68,11 @@ class LineWarnings:
     def add(self, number: int, source: str, translation: str | None) -> None:
         """Check one line, and record its number (from 1) for each problem that it has.
 
-        Problems are a wrong source language, letters that the vocabulary lacks, an empty translation, and sentences
-        lost or characters broken in the translation. A line in a wrong language is otherwise only checked for broken
-        characters. If `translation` is None, only the source is checked.
+        Problems of the source are a wrong language, and letters that the vocabulary lacks. Problems of the translation
+        are no text, lost sentences, and broken characters.
+
+        If the source is in a wrong language, the only other check is for broken characters. If `translation` is None,
+        only the source is checked.
         """
         if translation is not None and "\ufffd" in translation and "\ufffd" not in source:
             self._found["broken"][number] = []
@@ -87,8 +89,8 @@ class LineWarnings:
     def _add_letters(self, number: int, source: str) -> None:
         """Record the letters of a line that the vocabulary has no tokens for, under the line's number.
 
-        A letter of several characters, such as a and U+0308, is recorded separately if its composed form has a token:
-        the user can then compose the text.
+        A letter can consist of several characters, such as a and U+0308. If the vocabulary has a token for the composed
+        letter, it is recorded as another kind of problem, because the user can compose the text.
         """
         if self._unknown_characters is None:
             return
@@ -179,21 +181,27 @@ _CLUSTER = re.compile(r"\w[\u0300-\u036F\u3099\u309A]+")  # a letter with accent
 
 
 def _shown(letters: Mapping[int, Iterable[str]]) -> str:
-    """Return the first few different letters as text, separated by commas; `letters` are by line number."""
+    """Return the first few different letters of several lines as text, separated by commas.
+
+    `letters` has the letters of each line, by line number.
+    """
     distinct = list(dict.fromkeys(chain(*letters.values())))
     return ", ".join(distinct[:MAX_SHOWN]) + (", …" if len(distinct) > MAX_SHOWN else "")
 
 
 def _is_letter(character: str) -> bool:
-    """Return whether a character is a letter or a mark that combines with one, unlike a selector of an emoji's form."""
+    """Return whether a character is a letter or a combining mark.
+
+    Variation selectors, which choose the form of an emoji, do not count.
+    """
     is_mark = unicodedata.category(character) in ("Mn", "Mc") and not "\ufe00" <= character <= "\ufe0f"
     return character.isalpha() or is_mark
 
 
 def _letters(unknown: Iterable[str], source: str) -> list[str]:
-    """Return a list of the items of `unknown` (characters or words) that have a letter and are not copied anyway.
+    """Return a list of those characters or words in `unknown` that have a letter and that the model must translate.
 
-    Protected spans of the source, such as URLs, are copied, so that the model need not know their letters.
+    Items that occur only in protected spans of the source, such as URLs, are left out: translation copies these spans.
     """
     letters = [each for each in unknown if any(map(_is_letter, each))]
     if not letters:
@@ -228,8 +236,8 @@ def with_warnings(
 def resolve_languages(folder: Path, source: str | None = None, target: str | None = None) -> Languages:
     """Return the source and target language of a model folder: each argument if it is set, else the manifest's.
 
-    A language is None if neither specifies it. A folder without a manifest specifies none. For a multilingual model the
-    source language is the one that `choose_direction` finds.
+    A language is None if neither the argument nor the manifest specifies it. A folder may have no manifest. For a
+    multilingual model, `choose_direction` finds the languages.
 
     Raises:
         TransduceError: the manifest is damaged, or the multilingual model does not know a language.
@@ -244,9 +252,9 @@ def resolve_languages(folder: Path, source: str | None = None, target: str | Non
 
 
 def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
-    """Return a function from a text to the letters (`UnknownLetters`) that a model's source vocabulary lacks.
+    """Return a function that finds letters of a text that are missing from the model's source vocabulary.
 
-    `folder` is the model's folder.
+    The function returns an `UnknownLetters`. `folder` is the model's folder.
 
     Raises:
         TransduceError: the tokenizer's files are missing or damaged.
@@ -257,9 +265,11 @@ def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
 
 
 def unknown_letters(vocabulary: Vocabulary) -> Callable[[str], UnknownLetters]:
-    """Return a function from a text to the letters (`UnknownLetters`) that a vocabulary lacks or spells in bytes.
+    """Return a function that finds letters of a text that are missing from a vocabulary.
 
-    For an imported vocabulary, such as a word list, the function finds the words that contain an unknown token.
+    The function returns an `UnknownLetters`: the letters that have no tokens at all, and those that are spelled in
+    tokens of bytes. For an imported vocabulary, such as a word list, it finds whole words instead of letters without
+    tokens.
     """
 
     def has_bytes(text: str) -> bool:

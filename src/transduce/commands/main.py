@@ -135,10 +135,10 @@ class CommandParser(argparse.ArgumentParser):
     """An argument parser that reports errors in one sentence and suggests the nearest option for a mistyped one."""
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse a subcommand's arguments, and return the options; positional ones may come before or after options.
+        """Parse a subcommand's arguments, and return the options.
 
-        Names of options are checked first, as argparse would first complain about missing ones; renamed options are
-        accepted. An error is printed, and the process exits with code 2.
+        Positional arguments may stand before or after options. Renamed options are accepted. A misspelled option is
+        reported before a missing argument. After an error, the process exits with code 2.
         """
         self._arguments = arguments = current_options(arguments, self._option_string_actions)
         for argument in arguments:
@@ -290,10 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explained(arguments: list[str], owns_process: bool) -> int:
-    """Run a subcommand, and explain errors that a user can cause on standard error; return the exit code.
+    """Run a subcommand and return its exit code; print an explanation of errors that a user can cause.
 
-    The exit code is the subcommand's own, 2 after an error, 130 after Ctrl-C, and 0 if the reader of a pipe has closed
-    it. Errors of other kinds are raised. `owns_process` is true if the process has only this subcommand to run.
+    The exit code is 2 after an explained error, 130 after Ctrl-C, and 0 if the reader of a pipe has closed it.
+    Otherwise it is the subcommand's own. Errors of other kinds are raised. `owns_process` is True if this subcommand is
+    all that the process runs.
     """
     replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -359,9 +360,10 @@ def _discard_unwritable_output() -> None:
 
 
 def _disk_remedy(error: OSError) -> str:
-    """Return a line with the remedy for a full disk, or for a limit on the size of files; "" for other errors.
+    """Return a line that tells how to remedy a full disk or a limit on the size of files.
 
-    A full device such as /dev/full has no disk space to free, and gives "".
+    The text is empty for other errors. It is also empty for a full device such as /dev/full, which has no space to
+    free.
     """
     if error.errno == errno.EFBIG:
         return "transduce: Raise the limit on the size of a file (`ulimit -f`), then run the command again.\n"
@@ -376,8 +378,9 @@ def _disk_remedy(error: OSError) -> str:
 def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
     """Return an error's message in which options, such as `--batch-tokens`, replace names of settings and arguments.
 
-    Only options of the subcommand are named. If a settings file or --set is passed, settings keep their names unless
-    their option is passed, too. Names of Python arguments stay if none of their options is passed.
+    Only options of the subcommand replace a name. If a settings file or --set is passed, the name of a setting is
+    replaced only if its option is passed, too. Names of Python arguments are replaced only if one of their options is
+    passed.
 
     Args:
         error: the error, whose message has names in backticks.
@@ -410,9 +413,10 @@ def _with_options(error: TransduceError, arguments: Sequence[str]) -> str:
 
 
 def _start_in_utf8() -> None:
-    """Restart the process in Python's UTF-8 mode if the locale cannot represent arguments that are UTF-8.
+    """Restart the process in Python's UTF-8 mode if the locale cannot represent its UTF-8 arguments.
 
-    This process could decode them, but could not open files by such names. In all other cases nothing happens.
+    Without UTF-8 mode, the process could not open files with such names. If there are no such arguments, nothing
+    happens.
     """
     argument_text = "\n".join(sys.argv[1:])
     if sys.getfilesystemencoding() == "utf-8" or not any(
@@ -477,9 +481,10 @@ def _import_torch() -> None:
 def _functions_of(
     verb: str,
 ) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]]:
-    """Import a subcommand's module, and return two functions: one declares the options, the other runs the command.
+    """Import a subcommand's module, and return two functions.
 
-    The latter returns the command's exit code, or None for 0.
+    The first one declares the options in a parser. The second one runs the command, and returns its exit code or None
+    for 0.
     """
     name = verb.replace("-", "_")
     if verb in _SHARED_MODULES:
@@ -494,33 +499,37 @@ def _functions_of(
 
 
 class _Closed(io.RawIOBase):
-    """A stream in place of a closed standard stream, which raises an error when it is used."""
+    """A replacement for a closed standard stream, which raises a TransduceError when it is read or written."""
 
     def __init__(self, sentence: str, *, reads: bool) -> None:
         super().__init__()
         self._sentence, self._reads = sentence, reads
 
     def readable(self) -> bool:
-        """Return whether the stream can be read: True in place of a closed standard input."""
+        """Return whether this stream replaces standard input."""
         return self._reads
 
     def writable(self) -> bool:
-        """Return whether the stream can be written to: True in place of a closed output."""
+        """Return whether this stream replaces standard output or standard error."""
         return not self._reads
 
     def readinto(self, _: object, /) -> NoReturn:
-        """Raise a TransduceError that says that the stream is closed."""
+        """Raise an error that explains that the stream is closed.
+
+        Raises:
+            TransduceError: always.
+        """
         raise TransduceError(self._sentence)
 
     write = readinto
 
 
 def replace_closed_streams() -> None:
-    """Replace standard streams that the caller has closed, as by `>&-`; open streams stay.
+    """Replace the standard streams that the caller has closed, for example by `>&-`.
 
     Using standard input or output then raises a TransduceError, and messages on standard error are discarded. The
-    streams' file descriptors are occupied, too; otherwise the next opened file would get one, and with it the output of
-    libraries.
+    streams' file descriptors are occupied by `/dev/null`. Otherwise the next opened file would get one of them, and
+    libraries would write into that file.
     """
     for number in range(3):
         try:

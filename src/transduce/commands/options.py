@@ -43,10 +43,10 @@ GENERATED_TOKENS = 200
 
 
 def text_argument(argument: str) -> str:
-    """Return an option's text if it is valid UTF-8, and raise an error otherwise; an argparse `type`.
+    """Return an option's text unchanged if it is valid UTF-8; an argparse `type`.
 
     Raises:
-        argparse.ArgumentTypeError: the text has bytes that are not UTF-8, which only file names may have.
+        argparse.ArgumentTypeError: the text has bytes that are not UTF-8.
     """
     try:
         argument.encode()
@@ -93,13 +93,15 @@ def add_settings(add: Callable[..., object], *names: str, table: Mapping[str, Se
 
 
 def settings_from(options: argparse.Namespace, **converted: Any) -> dict[str, Any]:
-    """Return the settings that a command's options describe, nested as in a settings file.
+    """Return the settings that a command's options describe, as nested dicts like those of a settings file.
 
-    The settings file, if any, comes first; --set changes its content, and then the other options do.
+    Settings come from the settings file, if there is one. --set changes these settings, and the other options change
+    the result.
 
     Args:
         options: the options of a command.
-        **converted: values of options, by their names, that replace those in `options`, in the form that settings have.
+        **converted: values by the names of options, in the form that settings have. They replace the values in
+            `options`.
     """
     from transduce.tasks.settings.reading import put_options, read_settings
 
@@ -289,13 +291,13 @@ def refuse_options(options: argparse.Namespace, names: Iterable[str], reason: st
 def refuse_options_of_others(
     options: argparse.Namespace, command: str, kind: str, names_of_kinds: Mapping[str, Collection[str]]
 ) -> None:
-    """Raise an error if an option is set that a command has only for other kinds of results than the chosen one.
+    """Raise an error if an option is set that applies only to other kinds of results than the chosen one.
 
     Args:
         options: the options of the command.
         command: the command, such as `plot`.
         kind: the chosen kind, such as `masks`.
-        names_of_kinds: the names of the options of each kind, by kind.
+        names_of_kinds: dict: kind → names of the options that apply to it.
 
     Raises:
         TransduceError: an option of other kinds is set.
@@ -309,7 +311,13 @@ def refuse_options_of_others(
 
 
 def check_json(options: argparse.Namespace, needed: str) -> None:
-    """Raise an error if --json is set without the option `needed`, which makes the report that --json writes.
+    """Raise an error if --json is set without the option `needed`.
+
+    Without this option, the command makes no report that --json could write.
+
+    Args:
+        options: the options of a command.
+        needed: the name in Python of the other option.
 
     Raises:
         TransduceError: --json is set alone.
@@ -320,15 +328,15 @@ def check_json(options: argparse.Namespace, needed: str) -> None:
 
 
 def loading_options(options: argparse.Namespace) -> "LoadOptions":
-    """Return a dict of --precision, --device and --threads, as keyword arguments of functions that load a model."""
+    """Return the options --precision, --device and --threads as keyword arguments for functions that load a model."""
     return {"precision": options.precision, "device": options.device, "threads": options.threads}
 
 
 def load_translator(folders: str | list[str], options: argparse.Namespace) -> "Translator":
-    """Return the translator of a folder, or of several as an ensemble, loaded as a command's options say.
+    """Load a translator from a model folder, or an ensemble from several folders, as a command's options say.
 
-    The options --precision, --device, --threads, --source-language, --target-language, --datastore and --tag apply; one
-    that the command lacks counts as not set.
+    The options are --precision, --device, --threads, --source-language, --target-language, --tag and --datastore. Of
+    these, a command may lack the last four.
     """
     from transduce.inference.load import open_translator
 
@@ -337,10 +345,10 @@ def load_translator(folders: str | list[str], options: argparse.Namespace) -> "T
 
 
 def translator_arguments(options: argparse.Namespace, folder: str) -> dict[str, Any]:
-    """Return the keyword arguments of `open_translator` that a command's options describe, as `load_translator` says.
+    """Return the keyword arguments of `open_translator` that a command's options describe.
 
-    Without --threads, the number of threads is 1 if the search settings ask for batch-invariant results, which need
-    one thread, and otherwise None.
+    Without --threads, the number of threads is usually None. It is 1 if the search settings ask for batch-invariant
+    results, which need one thread.
 
     Args:
         options: the options of the command.
@@ -355,12 +363,12 @@ def translator_arguments(options: argparse.Namespace, folder: str) -> dict[str, 
 def report_overridden(
     stored: "SearchSettings", search: "SearchSettings", overrides: Collection[str], folder: str
 ) -> None:
-    """Report on standard error which search settings of a model's folder a command's options change or make idle.
+    """Report on standard error which search settings of a model's folder are changed or ignored because of options.
 
     Args:
-        stored: the settings before the options.
-        search: the settings with the options.
-        overrides: names of the settings that the options set, which are not reported.
+        stored: the settings in the folder.
+        search: the settings after the command's options were applied.
+        overrides: names of the settings that the options set directly. These are not reported.
         folder: the model's folder.
     """
     from transduce.search.settings import describe_overridden
@@ -378,8 +386,8 @@ def _report_overridden(sentence: str) -> None:
 def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings":
     """Return the search settings in a model's folder, overridden by a command's options such as --beam-size.
 
-    An option that only affects a beam search disables sampling, which the settings in the folder may specify. A notice
-    on standard error names the settings in the folder that the options change or leave without effect. No model is
+    An option that only affects a beam search disables sampling, even if the folder's settings specify sampling. A
+    notice on standard error names the settings of the folder that this changes or leaves without effect. No model is
     loaded.
 
     Raises:
@@ -403,7 +411,7 @@ def search_settings(options: argparse.Namespace, folder: str) -> "SearchSettings
 
 
 def file_or_stream(path: str) -> str | None:
-    """Return the path of an option for a file, or None for `-`, standard input or output; an argparse `type`."""
+    """Return a path unchanged, or None for `-` (standard input or output); an argparse `type`."""
     return None if path == "-" else path
 
 
@@ -422,7 +430,7 @@ def page_file(path: str) -> str:
 def check_writable(
     *paths: str | None, report: str | None = None, inputs: Sequence[str | Sequence[str] | None] = ()
 ) -> None:
-    """Raise an error, before any work is done, if outputs could not be written or would overwrite an input.
+    """Check, before any work is done, that outputs can be written and would not overwrite an input.
 
     Args:
         paths: files to write; None: an option that is not set.
@@ -430,8 +438,8 @@ def check_writable(
         inputs: files, lists of files and model folders that are read; None: an option that is not set.
 
     Raises:
-        TransduceError: an output's folder is missing or not writable, or the output is a folder, `-`, an input,
-            another output, or a symbolic link that leads back to itself.
+        TransduceError: the folder of an output is missing or not writable; or an output is a folder, `-`, a file with
+            the suffix `.gz`, an input, another output, or a symbolic link that leads back to itself.
     """
     if "-" in paths:
         raise TransduceError("`-` means standard output, but a file is needed here: name one.")
@@ -479,10 +487,10 @@ def _is_same(path: Path, other: Path) -> bool:
 
 
 def _is_model_file(path: Path, folder: Path) -> bool:
-    """Return whether a file belongs to the model in a folder, so that a report must not overwrite it.
+    """Return whether a file belongs to the model in a folder, so that no output may overwrite the file.
 
-    A file belongs to the model if it is directly in the folder, and the manifest lists it or a run writes a file of
-    this name. Without a manifest, every file directly in the folder does.
+    Only files directly in the folder can belong to the model. With a manifest, these are the files that it lists, and
+    the files that a training run writes. Without a manifest, these are all files.
     """
     from transduce.model_folder.read import MANIFEST, SETTINGS_FILE
     from transduce.tasks.run.run_folder import RUN_FILES
@@ -496,10 +504,11 @@ def _is_model_file(path: Path, folder: Path) -> bool:
 
 
 def check_folder(path: str) -> None:
-    """Raise an error, before any work is done, if a folder could not be created or written to; it need not exist.
+    """Check, before any work is done, that a folder is writable or can be created.
 
     Raises:
-        TransduceError: a part of the path is a file, a symbolic link that leads back to itself, or not writable.
+        TransduceError: a part of the path is a file or a symbolic link that leads back to itself, or the folder is not
+            writable.
     """
     location = as_path(path, "The folder to write")
     _refuse_circular_link(location)
@@ -619,18 +628,18 @@ def typed_lines() -> Iterator[str]:
 
 
 def stdin_lines(notes: LineNotes | None = None, *, is_any_text: bool = False) -> Iterator[str]:
-    """Yield the lines of standard input without line ends, with U+FFFD in place of bytes that are not UTF-8.
+    """Yield the lines of standard input without line ends.
 
-    Lines with such bytes are reported on standard error; in a file they would be an error, since a user can fix a file,
-    but not a stream. Text in another encoding is refused. It is recognized by a first non-ASCII line of which most
-    characters are not UTF-8, or by more damaged lines than a file may have.
+    Bytes that are not UTF-8 become U+FFFD, and their lines are reported on standard error. Text in another encoding is
+    refused. It is recognized in two ways: most characters of the first non-ASCII line are not UTF-8, or more lines are
+    damaged than a file may have.
 
     Args:
         notes: gets the end of the first line.
         is_any_text: do not check whether the first lines show a document, such as subtitles.
 
     Raises:
-        TransduceError: the bytes show another format or encoding.
+        TransduceError: the bytes show another format or encoding, or all lines end with carriage returns alone.
     """
     from transduce.documents.formats import recognize_text
 
@@ -708,10 +717,15 @@ def _refuse_other_content(start: bytes) -> None:
 
 
 def _refuse_other_ends(raw: bytes) -> None:
-    """Raise an error for standard input whose lines end with carriage returns alone, which would be read as one line.
+    """Raise an error if the lines of standard input end with carriage returns alone.
+
+    All lines would be read as one.
 
     Args:
-        raw: the bytes of the first line.
+        raw: the bytes up to the first line feed.
+
+    Raises:
+        TransduceError: the lines end with carriage returns alone.
     """
     if raw.count(b"\r") > 1 and not raw.endswith(b"\n"):
         raise TransduceError(
@@ -725,7 +739,8 @@ def write_results(results: Iterable[str], output: str | None) -> None:
 
     Args:
         results: the texts, each one or more lines.
-        output: the file, which is written when all are computed; None: standard output, as soon as each is computed.
+        output: the file, which is written after the last text is computed. None: standard output, to which each text is
+            written as soon as it is computed.
     """
     if output:
         write_file(Path(output), "".join(results).encode("utf-8", "replace"))

@@ -135,7 +135,8 @@ def _serve(options: argparse.Namespace, early_reloads: Sequence[int]) -> None:
 
     Args:
         options: the options of the command.
-        early_reloads: the signals to load the models again that arrived before the server has started.
+        early_reloads: the reload signals that arrived before the server started. If there are any, the server loads the
+            models again after its start.
     """
     from transduce.serving.models import parse_model
 
@@ -206,10 +207,12 @@ def serving_settings(options: argparse.Namespace) -> ServingSettings:
 
 
 def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[ServedGenerator]]":
-    """Load the folders that `transduce serve` names: translators with their glossaries, and language models.
+    """Load the models that `transduce serve` names: translators with their glossaries, and language models.
 
-    Returns two lists, each in the order in which the folders were named; a multilingual folder gives a translator for
-    each pair of languages, which share its weights.
+    A multilingual folder gives a translator for each pair of languages. These translators share the folder's weights.
+
+    Returns:
+        The translators and the language models, as two lists in the order of the arguments.
 
     Raises:
         TransduceError: a model cannot be loaded, or a glossary belongs to no served model.
@@ -251,7 +254,7 @@ def load_models(options: argparse.Namespace) -> "tuple[list[ServedModel], list[S
 
 
 def _is_for(pair: tuple[str, str], model: "ServedModel") -> bool:
-    """Return whether two language codes name the source and target languages of a served model, in any spelling."""
+    """Return whether two language codes, in any spelling, name the source and target languages of a served model."""
     own = model.source_language, model.target_language
     return all(fitting_code(code, [known]) for code, known in zip(pair, own, strict=True))
 
@@ -289,14 +292,13 @@ def make_catalog(
 def _translators(
     folder: Path, languages: tuple[str, str] | None, options: argparse.Namespace
 ) -> "Iterator[tuple[Translator, tuple[str, str] | None]]":
-    """Yield a pair (translator, language pair) for each language pair that a model folder is served for.
+    """Yield each translator that is served from a model folder, with its language pair.
 
-    All translators share the model's weights.
+    All translators share the model's weights. A folder of one unknown pair gives one translator, with None as its pair.
 
     Args:
         folder: the model folder.
-        languages: the only pair to serve; None: all pairs of the folder. For a folder of one unknown pair, None is
-            yielded as the pair.
+        languages: the only pair to serve; None: all pairs of the folder.
         options: the options for loading a model.
     """
     from transduce.model_folder.load import has_language_tags
@@ -317,9 +319,11 @@ def _translators(
 def read_glossaries(named: Sequence[str], models: int) -> dict[tuple[str, str] | None, Glossary]:
     """Read the files of --glossary, and return a dict: (source, target) language code → glossary.
 
+    An argument without languages gives the key None.
+
     Args:
-        named: the arguments, such as `zh:en=FILE`, or FILE alone, whose glossary gets the key None.
-        models: number of served models; with several, each file needs its languages.
+        named: the arguments, such as `zh:en=FILE`, or FILE alone.
+        models: number of served models; with several, each argument needs its languages.
 
     Raises:
         TransduceError: a glossary cannot be read, or it is ambiguous to which model it belongs.
@@ -350,8 +354,8 @@ def _pairs(glossaries: Mapping[tuple[str, str] | None, Glossary]) -> str:
 def default_workers(models: "Sequence[ServedModel | ServedGenerator]") -> int:
     """Return the default number of batches that a server decodes at the same time.
 
-    It is the number of PyTorch's threads, at most 4: two batches at a time, each on one core, are finished sooner than
-    one after the other on two cores. If any model is on a GPU, it is 1.
+    On a CPU it is the number of PyTorch's threads, but at most 4. Two batches on one core each are finished sooner than
+    both in sequence on two cores. If any model is on a GPU, it is 1.
     """
     import torch
 
@@ -363,9 +367,9 @@ def _are_on_cpu(models: "Sequence[ServedModel | ServedGenerator]") -> bool:
 
 
 def inspection_views() -> "InspectionViews":
-    """Return functions that draw the server's web page and inspect sentences for it, with the types of their results.
+    """Return an `InspectionViews`: the functions that draw the server's web page and inspect sentences for it.
 
-    The server gets these as an `InspectionViews`, so that the package `serving` does not import `inspection`.
+    It is passed to the server, so that the package `serving` does not import `inspection`.
     """
     from transduce.inspection.interventions import InterventionComparison
     from transduce.inspection.sentence_view import Inspection

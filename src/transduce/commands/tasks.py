@@ -64,7 +64,7 @@ def _blocks(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
 
 
 def _in_blocks(compute: Callable[[list[_T]], Iterable[_R]], items: Iterable[_T], size: int) -> Iterator[_R]:
-    """Return an iterator over the results of `compute`, which takes a list of at most `size` items, for all items."""
+    """Apply `compute` to lists of at most `size` items, and return an iterator over the results of all items."""
     return itertools.chain.from_iterable(map(compute, _blocks(items, size)))
 
 
@@ -97,7 +97,8 @@ def add_classify_arguments(parser: argparse.ArgumentParser) -> None:
 def _number_of_labels(text: str) -> int:
     """Return an option's text as a number of labels to print, at least 1; an argparse `type`.
 
-    The error for other texts also explains a file name that was taken for the option's value.
+    Raises:
+        argparse.ArgumentTypeError: the text is no such number. It may be a file name that follows the option.
     """
     if text.isdecimal() and int(text) > 0:
         return int(text)
@@ -202,7 +203,10 @@ def run_tag(options: argparse.Namespace) -> None:
 
 
 def _tagged_lines(tagging: "Tagging") -> str:
-    """Return a tagged sentence as lines with an empty line at the end; of a sentence without words, only that line."""
+    """Return a tagged sentence as lines, with an empty line at the end.
+
+    A sentence without words gives only the empty line.
+    """
     return f"{tagging}\n\n" if tagging.words else "\n"
 
 
@@ -217,9 +221,10 @@ def _sentences(options: argparse.Namespace) -> Iterable[Sequence[str]]:
 
 
 def _words_of_lines(options: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield the list of words of each input line; at the end warn of undivided lines, such as Chinese ones.
+    """Yield the list of words of each input line, and at the end warn about lines without spaces.
 
-    A line of a script without spaces that is a single word of five characters or more counts as undivided.
+    The warning is about scripts such as Chinese: a line counts if it is a single word with at least five characters of
+    a script without spaces.
     """
     undivided = []
     for number, line in enumerate(_input_lines(options), 1):
@@ -372,7 +377,10 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _format_candidate(candidate: "Candidate") -> str:
-    """Return a mask's candidate as printed: its text, or its token if the text is blank or part of a character."""
+    """Return the text of a mask's candidate, as it is printed.
+
+    If the text is blank or an incomplete character, the token is returned instead.
+    """
     text = candidate.text.strip()
     return candidate.token if not text or "\ufffd" in text else text
 
@@ -477,7 +485,7 @@ def run_embed(options: argparse.Namespace) -> None:
 def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
     """Write the header of a file in NumPy's format (.npy) with a float32 array of this shape.
 
-    NumPy pads the header, so that it can be overwritten when the number of rows is known.
+    NumPy pads the header. So the header can be overwritten later, when the number of rows is known.
     """
     import numpy as np
 
@@ -486,7 +494,9 @@ def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
 
 
 def _json_lines(texts: list[str], vectors: "NDArray[np.float32]") -> bytes:
-    """Return a JSON object with `text` and `vector` for each text, as lines; nine digits identify a float32.
+    """Return a line of JSON for each text, with the fields `text` and `vector`, as bytes.
+
+    The numbers have nine significant digits, which are enough to identify a float32.
 
     Args:
         texts: the texts, one per line of the input.

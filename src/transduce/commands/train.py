@@ -184,12 +184,14 @@ def run_request(options: argparse.Namespace, out: Path, *, resume: bool = False,
 def _corpora(corpora: list[list[str]], dev: list[list[str]]) -> list[dict[str, Any]]:
     """Return the setting `data.corpora` that --corpus and --dev-corpus describe: a list with a dict for each corpus.
 
+    A dev set belongs to the corpus whose files have the same language suffixes.
+
     Args:
         corpora: the arguments of each --corpus: one or two files, and settings such as `sampling_weight=2`.
-        dev: the two files of each --dev-corpus, which belongs to the corpus with the same languages by its suffixes.
+        dev: the files of each --dev-corpus.
 
     Raises:
-        TransduceError: a dev set belongs to no corpus, or a corpus has other than one or two files.
+        TransduceError: a dev set belongs to no corpus, or a --corpus does not have one or two files.
     """
     from transduce.tasks.settings.reading import read_settings
 
@@ -256,7 +258,7 @@ def _remove_run(folder: Path) -> None:
     """Remove the folder of an earlier demonstration, if the folder exists.
 
     Raises:
-        TransduceError: the folder holds something else than such a run.
+        TransduceError: the folder holds something other than the run of a demonstration.
     """
     from transduce.demonstration.run import refuse_other_run
     from transduce.model_folder.read import SETTINGS_FILE
@@ -339,7 +341,13 @@ def _prepare(options: argparse.Namespace) -> msgspec.Struct:
 
 
 def _refuse_beside(options: argparse.Namespace, mode: str, *others: str) -> None:
-    """Raise an error for options named `others`, which cannot be combined with the option `mode`, such as `--merge`."""
+    """Raise an error if one of the options `others` is set, which cannot be combined with `mode`.
+
+    `mode` is an option in its command-line form, such as `--merge`.
+
+    Raises:
+        TransduceError: one of the options is set.
+    """
     refuse_options(options, others, f"`{mode}` cannot be combined with `{{option}}`: leave one of them out.")
 
 

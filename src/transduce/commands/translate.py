@@ -199,9 +199,10 @@ def _check_context(options: argparse.Namespace, folder: str) -> int:
 
 
 def split_paths(paths: list[str]) -> tuple[list[str], str | None]:
-    """Return a command's positional arguments as a list of model folders and the input file, or None.
+    """Split a command's positional arguments into a list of model folders and the input file.
 
-    The last of several arguments is the file if it is not a folder; otherwise, and for `-`, the file is None.
+    If there are several arguments and the last is not a folder, it is the file. The file is None if there is none, or
+    if it is `-` (standard input).
     """
     if len(paths) > 1 and paths[-1] and not Path(paths[-1]).is_dir():
         return paths[:-1], file_or_stream(paths[-1])
@@ -273,10 +274,10 @@ def check_options(options: argparse.Namespace) -> None:
 def translate_with_warnings(
     options: argparse.Namespace, folders: list[str], job: "LineOptions", portions: "Iterable[Portion]"
 ) -> "Iterator[tuple[Portion, str]]":
-    """Translate groups of input lines in one or several processes; yield each group and its translated text, in order.
+    """Translate groups of input lines; yield each group with its translated text, in order.
 
-    Warnings about the lines are reported on standard error; so are missing glossary terms, unless there are several
-    alternatives per line.
+    Several processes can translate at the same time. Warnings about the lines are printed on standard error. Missing
+    glossary terms are reported, too, unless there are several alternatives per line.
 
     Args:
         options: the options of `transduce translate`.
@@ -349,14 +350,14 @@ def write_to_file(
 ) -> None:
     """Translate groups of input lines into the file --output, so that an interrupted translation can be resumed.
 
-    Nothing is done if the file is complete already, which is reported on standard error.
+    If the file is complete already, nothing is done, and a message on standard error says so.
 
     Args:
         options: the options of `transduce translate`.
         folders: the model folders; several are an ensemble.
         job: what applies to each line.
         portions: the groups of lines; with --resume, those that were translated earlier are skipped.
-        notes: has the end of the input's first line as soon as that line is read; the output's lines end alike.
+        notes: has the line end of the input's first line, as soon as that line is read. Output lines get the same end.
         source: path of the input; None: standard input.
 
     Raises:
@@ -404,7 +405,7 @@ def _refuse_older_than(source: str | None, output: Path) -> None:
 
 
 def _describe_interruption(file: "ResumableFile") -> str:
-    """Return a sentence about what an interrupted translation into a file leaves, and how to continue it."""
+    """Return a sentence about an interrupted translation: how many lines are finished, and how to continue."""
     lines = file.progress.lines
     return (
         f"Finished: {count_noun(lines, 'line')}, in {file.partial}. Continue with the same command and --resume."
@@ -419,7 +420,7 @@ def _write(file: "ResumableFile", translated: "Iterable[tuple[Portion, str]]", n
     Args:
         file: the file.
         translated: the groups of input lines with their translated text.
-        notes: has the end of the input's first line, with which the output's lines end.
+        notes: has the line end of the input's first line. Output lines get the same end.
     """
     from transduce.inference.bulk_files import ReportClock
 
@@ -465,7 +466,10 @@ def identity(options: argparse.Namespace, folders: list[str], job: "LineOptions"
 
 
 def _digests(folder: Path) -> list[str]:
-    """Return a list of SHA-256 digests that identify the model in a folder: of its manifest, or else all its files."""
+    """Return a list of SHA-256 digests that identify the model in a folder.
+
+    The list has the digest of the manifest. Without a manifest, it has the digests of all files.
+    """
     from transduce.model_folder.read import MANIFEST
 
     manifest = folder / MANIFEST

@@ -201,7 +201,9 @@ _MAX_MESSAGE = 60  # characters of one
 
 
 def _message_notes(document: Document, language: str | None) -> Iterator[str]:
-    """Yield lines that tell the user which ICU messages of a document stay as they are, and which lack plural forms.
+    """Yield lines for the user about the ICU messages of a document.
+
+    The lines name the messages that stay as they are, and the plural forms that are missing.
 
     Args:
         document: the document, after it was written.
@@ -243,7 +245,11 @@ def _plural_notes(document: Document) -> Iterator[str]:
 
 
 def _unit_notes(document: Document) -> Iterator[str]:
-    """Yield lines about XLIFF's units that stay, a sheet's formulas that name texts, and a file of another language."""
+    """Yield lines for the user about things to check in a translated document.
+
+    The lines are about a file for another target language, formulas that name translated texts, and XLIFF units that
+    stay partly untranslated.
+    """
     from transduce.documents.translate import document_notes
 
     for note, texts in document_notes(document):

@@ -36,10 +36,11 @@ Lengths = NDArray[np.int32]
 
 
 class RandomPurpose(IntEnum):
-    """A purpose of random numbers, which follows the seed in their key so that each purpose has its own numbers.
+    """A purpose of random numbers, such as the order of batches.
 
-    Runs depend on the values, so none may change, and a new one must differ from all others. The values 31 and 41 are
-    shared by purposes that never occur in the same run; the tests permit no others.
+    The purpose is part of the key of a random generator, so that each purpose has its own numbers. No value may change,
+    because runs depend on the values. A new value must differ from all others. Only the values 31 and 41 are shared, by
+    purposes that never occur in the same run.
     """
 
     PAIR_BLOCKS = 1
@@ -71,10 +72,10 @@ class RandomPurpose(IntEnum):
 
 
 def permutation(size: int, *key: int) -> Indices:
-    """Return a random order of ``range(size)`` as an array of indices, (size,), that depends only on the key.
+    """Return a random order of the numbers from 0 to `size` - 1, as an array of indices, (size,).
 
-    The key is one or more integers ≥ 0: a seed, a `RandomPurpose`, and others such as an epoch. The order is that of
-    raw bits of a counter-based generator (Philox), which numpy keeps stable across versions.
+    The order depends only on the size and the key. The key is one or more integers ≥ 0: a seed, a `RandomPurpose`, and
+    others such as an epoch. The generator is Philox, whose raw bits numpy keeps stable across versions.
     """
     bits = np.random.Philox(np.random.SeedSequence(key)).random_raw(size)
     return np.argsort(bits, kind="stable")
@@ -105,11 +106,11 @@ class Blocks:
 def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices) -> Indices:
     """Return the indices of pairs, (pairs,), in an order in which neighbors have similar lengths.
 
-    Pairs with equal lengths on both sides are ordered by their numbers in ``ties``, (pairs,).
+    Pairs are sorted by the length of their longer side. Among pairs with the same longer side, the order leads from a
+    long source with a short target to a short source with a long target. For the next length this order is reversed. So
+    a batch that spans two lengths has little padding.
 
-    Pairs are sorted by the length of their longer side. Within one such length the order leads from a long source with
-    a short target to a short source with a long target. Within the next length it runs in reverse.
-    So neighbors never differ by much, and a batch that spans two lengths has little padding.
+    Pairs with equal lengths on both sides are ordered by their numbers in ``ties``, (pairs,).
     """
     longer = np.maximum(source_lengths, target_lengths)
     difference = target_lengths - source_lengths
@@ -117,10 +118,10 @@ def length_order(source_lengths: Lengths, target_lengths: Lengths, ties: Indices
 
 
 def in_length_order(source_lengths: Lengths, target_lengths: Lengths) -> tuple[Lengths, Lengths]:
-    """Return a pair of arrays: the source lengths, and the target lengths, of pairs sorted as by ``length_order``.
+    """Return the source lengths and the target lengths, (pairs,) each, of pairs sorted as by ``length_order``.
 
-    With the lengths alone, batches can be counted. Sorting only the lengths is far faster, because pairs of equal
-    lengths need no order among themselves.
+    The lengths suffice to count batches. Sorting only lengths is far faster than sorting pairs, because pairs of equal
+    lengths need no order.
     """
     longer = np.maximum(source_lengths, target_lengths).astype(np.int64)
     difference = target_lengths.astype(np.int64) - source_lengths
@@ -220,9 +221,9 @@ class Batch:
 
 
 def pad_rows(rows: Sequence[Row | list[int]], pad_id: int) -> tuple[NDArray[np.int64], int]:
-    """Return a pair: B rows of token ids as one array, (B, longest), padded at the right, and their number of ids.
+    """Return B rows of token ids as one array, (B, longest), padded at the right, and the total number of ids.
 
-    The number is that of all rows together, without padding.
+    The total does not count the padding.
     """
     padded = np.full((len(rows), max(map(len, rows))), pad_id, np.int64)
     for number, row in enumerate(rows):
@@ -264,8 +265,9 @@ class Corpus(Protocol):
 class PlannedBlock(NamedTuple):
     """A block of a corpus's pairs, read and planned for one epoch, from which batches are cut.
 
-    It has the pairs' indices in the corpus, their ids and weights. `order` is their order by length, `starts` are the
-    positions in this order at which batches begin, and `batch_order` is the random order of the batches.
+    `indices` are the pairs' indices in the corpus. `order` sorts the pairs by length: it holds positions in the block.
+    A batch is a run of `order`, and `starts` are the positions in `order` at which batches begin. `batch_order` is the
+    random order of the batches.
     """
 
     indices: Indices  # of the pairs in the corpus, in the order read
@@ -318,7 +320,10 @@ class DividedBatch(Protocol):
     """An interface of batches whose rows several processes divide among themselves."""
 
     def as_stand_in(self) -> Self:
-        """Return a copy of the batch, whose only row belongs to another process, that is marked as a stand-in."""
+        """Return a copy of the batch that is marked as a stand-in.
+
+        The batch has a single row, which belongs to another process.
+        """
 
 
 D = TypeVar("D", bound=DividedBatch)
@@ -382,7 +387,9 @@ class BatchPlan:
         return int(self._batches.sum())
 
     def batch(self, epoch: int, position: int) -> Batch:
-        """Return a `Batch`: this process's pairs of the batch at a position, from 0 to ``len(self) - 1``, of an epoch.
+        """Return the `Batch` of this process's pairs at a position of an epoch.
+
+        Positions are counted from 0 to ``len(self) - 1``.
 
         Raises:
             IndexError: there is no such batch.
@@ -396,9 +403,10 @@ class BatchPlan:
         return self._batch_of(self._block(epoch, number), position - (stops[block_position] - self._batches[number]))
 
     def _batch_of(self, block: PlannedBlock, position: int) -> Batch:
-        """Return this process's pairs of a block's batch at a position, from 0, in the order in which batches are read.
+        """Return this process's pairs of one batch of a block.
 
-        A process without any gets one pair as a stand-in.
+        `position`, from 0, counts the block's batches in their random order. A process without any pair gets one pair
+        as a stand-in.
         """
         number = block.batch_order[position]
 
@@ -625,10 +633,10 @@ class TaggedTexts(LabeledTexts):
         self._shifted = self._texts._replace(ids=shifted)
 
     def batch(self, numbers: Indices, pad_id: int) -> LabeledBatch:
-        """Return the rows with these indices, sentences or parts of long ones, and their labels, (B, S) each.
+        """Return a batch, padded at the right, of the rows with these indices: token ids and labels, (B, S) each.
 
-        The result is a batch padded at the right.
-        Padding and tokens that begin no word have the label `NO_LABEL`.
+        A row is a sentence, or a part of a long sentence. Padding, and tokens that begin no word, have the label
+        `NO_LABEL`.
         """
         ids, tokens = self._texts.padded(numbers, pad_id)  # (B, S)
         shifted, _ = self._shifted.padded(numbers, 0)

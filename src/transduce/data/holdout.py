@@ -41,7 +41,7 @@ class HoldOutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 class HoldOutCandidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A source sentence that may be held out for the dev set, with the first pair of the corpus that has this source.
 
-    `key` is the hash of the source's letters and digits (`source_keys`), by which sources are chosen.
+    Sources are chosen by `key`, the hash of their letters and digits (`source_keys`).
     """
 
     key: int
@@ -59,14 +59,15 @@ class HoldOutCandidate(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 
 
 class HoldOut:
-    """A selector of dev-set candidates: those sources of a corpus, or of a part of it, that have the lowest hash keys.
+    """A selector of dev-set candidates: the sources of a corpus, or of a part of it, with the lowest hash keys.
 
     It needs one pass over the pairs.
 
     Keys are hashes of the sources' letters and digits. Sources that differ only in case, punctuation or spaces have one
-    key, so no such variant of a held-out sentence is trained on. The selection depends only on the texts. If a source's
-    key is among the lowest of the corpus, it is also among the lowest of each part that contains the source. So the
-    parts of a corpus can be searched independently, and their candidates merged (`join_candidates`).
+    key, so no such variant of a held-out sentence is trained on. The selection depends only on the texts.
+
+    If a source's key is among the lowest of the corpus, it is also among the lowest of each part that contains the
+    source. So the parts of a corpus can be searched independently, and their candidates merged (`join_candidates`).
     """
 
     def __init__(self, settings: HoldOutSettings) -> None:
@@ -171,11 +172,13 @@ def choose_held_out(
 def _affordable(
     candidates: Sequence[HoldOutCandidate], keys: Keys, count: int, most_further: float
 ) -> list[HoldOutCandidate]:
-    """Return a list of the first candidates that can be held out without dropping many other pairs, at most `count`.
+    """Return a list of at most `count` candidates that can be held out without dropping many other pairs.
 
-    A pair is dropped if its source equals a held-out one; together, at most `most_further` pairs are dropped. If each
-    candidate alone exceeds this limit, the one that drops the fewest pairs is returned. Without candidates, the list is
-    empty. `keys` are the hash keys of all pairs that could be trained on.
+    A pair is dropped if its source equals a held-out one. A candidate is skipped if more than `most_further` pairs
+    would be dropped in total. If every candidate is skipped, the one that drops the fewest pairs is returned. Without
+    candidates, the list is empty.
+
+    `keys` are the hash keys of all pairs that could be trained on.
     """
     if not candidates:
         return []

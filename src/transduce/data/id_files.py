@@ -28,7 +28,7 @@ class EncodedSentences(NamedTuple):
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int]], dtype: DTypeLike = np.uint32) -> "EncodedSentences":
-        """Return lists of token ids, one for each sentence, as `EncodedSentences` with ids of the type `dtype`."""
+        """Pack lists of token ids, one for each sentence, into an `EncodedSentences` with ids of the type `dtype`."""
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         ids = np.fromiter(chain.from_iterable(sentences), dtype, int(lengths.sum()))
         return cls(ids, np.append(0, np.cumsum(lengths)))

@@ -93,8 +93,8 @@ def mask_tokens(
 def masked_counts(candidates: Ids, share: float) -> Ids:
     """Return the number of tokens to mask in each row, (B,).
 
-    It is the share of the row's maskable tokens, rounded, but at least one if the row has any. `candidates`, (B,), is
-    the number of maskable tokens of each row.
+    The number is `share` times the number of maskable tokens, rounded, and at least one. It is 0 for a row without
+    maskable tokens. `candidates`, (B,), has the number of maskable tokens of each row.
     """
     counts: Ids = np.minimum(candidates, np.maximum(1, np.rint(candidates * share).astype(np.int64)))
     return counts
@@ -211,20 +211,28 @@ class _Sentences(NamedTuple):
         return _joined(self.ids, self.begins[start:stop], self.lengths[start:stop])
 
     def tokens(self, start: Ids, stop: Ids) -> Ids:
-        """Return the number of tokens of the sentences from each `start` to its `stop` (indices of sentences), (R,)."""
+        """Return the number of tokens of each of R ranges of sentences, (R,).
+
+        Args:
+            start: the index of each range's first sentence, (R,).
+            stop: the index after each range's last sentence, (R,).
+        """
         ends: Ids = np.append(0, np.cumsum(self.lengths))
         return ends[stop] - ends[start]
 
     def split(self, start: Ids, stop: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return two arrays, (R,): for each row, where the second of two consecutive segments begins and where it ends.
+        """Divide each of R rows into two consecutive segments.
 
-        Both are indices of sentences. A row of several sentences is divided at random. After a row of one sentence, the
-        next sentence of the document is the second segment, if there is one; otherwise that segment is empty.
+        A row of several sentences is divided at random. A row of one sentence is the first segment; the next sentence
+        of the document becomes the second segment. Without a next sentence, the second segment is empty.
 
         Args:
-            start: the first sentence of each row.
-            stop: the end of each row's sentences.
-            draw: a random number in [0, 1) for each row.
+            start: the index of each row's first sentence, (R,).
+            stop: the index after each row's last sentence, (R,).
+            draw: a random number in [0, 1) for each row, (R,).
+
+        Returns:
+            Two arrays, (R,): the index of the second segment's first sentence, and the index after its last one.
         """
         has_next = np.append(self.lengths, 0)[stop] > 0
         several = stop - start > 1
@@ -232,15 +240,19 @@ class _Sentences(NamedTuple):
         return middle, np.where(several, stop, stop + has_next)
 
     def random_segments(self, start: Ids, stop: Ids, count: Ids, draw: NDArray[np.float64]) -> tuple[Ids, Ids]:
-        """Return two arrays, (R,): the first and the end index of up to `count` sentences from elsewhere, for each row.
+        """Draw, for each of R rows, consecutive sentences that lie outside of the row.
 
-        The sentences of a row are of one document. If the row is the whole text, both indices are equal.
+        The sentences drawn for a row are all from one document.
 
         Args:
-            start: the first sentence of each row.
-            stop: the end of each row's sentences.
-            count: the maximum number of sentences to take, for each row.
-            draw: a random number in [0, 1) for each row.
+            start: the index of each row's first sentence, (R,).
+            stop: the index after each row's last sentence, (R,).
+            count: the maximum number of sentences to draw for each row, (R,).
+            draw: a random number in [0, 1) for each row, (R,).
+
+        Returns:
+            Two arrays, (R,): the index of the first sentence drawn, and the index after the last one. Both are equal
+            for a row that is the whole text.
         """
         before, after = np.searchsorted(self.filled, start), np.searchsorted(self.filled, stop)
         rest = len(self.filled) - (after - before)
@@ -276,11 +288,14 @@ class _Epoch(NamedTuple):
 class MaskedPlan:
     """A plan of batches of masked segment pairs, which returns any batch of any epoch on request.
 
-    An epoch reads the text once, and cuts it into rows at other positions than other epochs. A sentence longer than a
-    row is cut where rows end, and if rows have two segments, in their middle, too. An epoch leaves out two parts of the
-    text, which differ from epoch to epoch: the tokens by which a row's sentences exceed the row, and the sentences that
-    a random second segment replaces. Batches are grouped by length, so that there is little padding, and every batch
-    has about equally many tokens.
+    Every epoch reads the text once, and cuts it into rows at positions of its own. A sentence longer than a row is cut
+    at the ends of rows. If rows have two segments, it is also cut at the middle of rows.
+
+    An epoch does not contain the whole text. Sentences that exceed the length of their row are trimmed, and a random
+    second segment replaces the sentences that follow the first. Other epochs leave out other parts.
+
+    The rows of a batch have similar lengths, so that there is little padding. All batches have about equally many
+    tokens.
     """
 
     def __init__(
@@ -301,8 +316,7 @@ class MaskedPlan:
             rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
 
         Raises:
-            TransduceError: there are fewer than four sentences, counting parts of long ones, so that no segment could
-                come from elsewhere.
+            TransduceError: the text has fewer than four sentences. A sentence longer than a row counts as several.
         """
         self._text = text
         self._special_tokens = special_tokens
@@ -342,8 +356,8 @@ class MaskedPlan:
     def batch(self, epoch: int, position: int) -> MaskedBatch:
         """Return a `MaskedBatch`: this process's rows of tokens of the batch at a position of an epoch.
 
-        Positions count from 0 to ``len(self) - 1``. If more processes train than the batch has rows, a process without
-        any gets one row as a stand-in.
+        Positions count from 0 to ``len(self) - 1``. If the batch has fewer rows than there are processes, a process
+        without a row gets the batch's first row, marked as a stand-in.
         """
         laid_out, chosen = self._rows_of_epoch(epoch), self._batches[position]
         lengths = laid_out.lengths[chosen]
@@ -359,10 +373,10 @@ class MaskedPlan:
         return own_part(np.arange(len(chosen)), self._rank_and_count, batch_of)
 
     def largest_batches(self) -> list[MaskedBatch]:
-        """Return a list of artificial batches as large as the first epoch's largest, to test whether memory suffices.
+        """Return one or two artificial batches as large as the first epoch's largest, to test whether memory suffices.
 
-        One is the largest by padded tokens, the other by attention scores; often both are the same, and the list has
-        one.
+        The first has the size of the batch with the most tokens, including padding. The second has the size of the
+        batch with the most attention scores; it is left out if that is the same batch.
         """
         epoch = self._rows_of_epoch(0)
         lengths = [epoch.lengths[rows] for rows in self._batches]
@@ -431,9 +445,10 @@ class MaskedPlan:
         return [batches[n] for n in permutation(self._count, seed, RandomPurpose.MASKED_BATCH_ORDER, epoch.number)]
 
     def _sentences(self, offset: int) -> _Sentences:
-        """Return the text's sentences for an epoch, with those longer than a row cut where the segments of rows end.
+        """Return the text's sentences for one epoch, with long sentences cut.
 
-        `offset` moves the ends of all segments by a number of tokens, so that epochs cut the text at other positions.
+        A sentence longer than a row is cut wherever a segment of a row ends. `offset` moves these ends by a number of
+        tokens, so that every epoch cuts the text at other positions.
         """
         num_segments, row_tokens = 1 + self._settings.next_sentence, self._row_tokens
         begin = self._before + offset
@@ -449,9 +464,10 @@ class MaskedPlan:
         return _Sentences(self._text.ids, begins, lengths, positions, np.flatnonzero(lengths > 0))
 
     def _cut(self, sentences: _Sentences) -> tuple[Ids, Ids]:
-        """Return two arrays, (R,): the first sentence and the end (exclusive) of each row's run of sentences.
+        """Divide the sentences into R rows of about the maximum length, each within one document.
 
-        A run has about a row's length and lies within one document.
+        Returns:
+            Two arrays, (R,): the index of each row's first sentence, and the index after its last one.
         """
         filled = sentences.filled
         row, document = sentences.positions[filled] // self._row_tokens, np.cumsum(sentences.lengths == 0)[filled]
@@ -475,9 +491,10 @@ class MaskedPlan:
         return _TokenRow(self._framed([one, two]), types, bool(epoch.follows[number]))
 
     def _trim_segments(self, one: Ids, two: Ids) -> tuple[Ids, Ids]:
-        """Return two segments trimmed to a row's length together: the end of the first and the start of the second one.
+        """Return two segments, trimmed so that together they fit into a row.
 
-        The first segment keeps at least half a row, if it is so long.
+        The first segment loses tokens at its start, the second one at its end. The first segment is not trimmed to less
+        than half a row.
         """
         first_length = max(self._row_tokens // 2, self._row_tokens - len(two))
         one = one[-first_length:]
@@ -496,7 +513,7 @@ class MaskedPlan:
             rows: the rows.
             hiding: random numbers in [0, 1) that decide on the masked tokens, (3, B, L).
             indices: the indices of the rows in the epoch.
-            hidden: the mean number of masked tokens per row, over the rows of all processes.
+            hidden: the mean number of masked tokens per row of the whole batch, over all processes.
         """
         pad = self._settings.pad_id
         ids, tokens = pad_rows([row.ids for row in rows], pad)

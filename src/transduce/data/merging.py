@@ -100,9 +100,9 @@ def _incomplete(parts: Sequence[CorpusPart], missing_blocks: int) -> str:
 
 
 def _shared_properties(one: CorpusPart, other: CorpusPart) -> Iterator[tuple[str, object, object]]:
-    """Yield the properties that two parts of a corpus must share, each as a name and the values of both parts.
+    """Yield a triple for each property that must be equal in two parts of a corpus.
 
-    The name is for the message if the values differ.
+    A triple is a name for the error message, the value of the first part, and the value of the second part.
     """
     yield "tokenizers", one.card.tokenizer_fingerprint, other.card.tokenizer_fingerprint
     yield "tasks", one.card.request.task, other.card.request.task
@@ -118,21 +118,20 @@ def _shown(one: object, other: object) -> str:
 
 
 class _KeptBlock(NamedTuple):
-    """The pairs of one block (a range of lines of a file) that the filters kept.
-
-    They have the indices from `start` to `stop` (exclusive) among the kept pairs of their part of the corpus. `first`
-    is the index of the first one among the kept pairs of all parts.
-    """
+    """The kept pairs of one block: the pairs of a range of lines that passed the filters."""
 
     block: TakenBlock
     part: CorpusPart
     start: int
+    """The index of the block's first kept pair among the kept pairs of its part."""
     stop: int
+    """The index after the block's last kept pair among the kept pairs of its part."""
     first: int
+    """The index of the block's first kept pair among the kept pairs of all parts."""
 
     @property
     def pairs(self) -> slice:
-        """The indices of the segment's pairs among the kept pairs of all parts."""
+        """The indices of the block's kept pairs among the kept pairs of all parts."""
         return slice(self.first, self.first + self.stop - self.start)
 
 
@@ -189,10 +188,10 @@ class _Merging:
         )
 
     def _final_columns(self) -> dict[Column, NDArray[Any]]:
-        """Return the arrays that are stored with the corpus, a dict by name, with a number for each kept pair.
+        """Return a dict from name to array, with a number for each kept pair: the columns of the corpus.
 
-        "weights" are the pairs' weights in the loss. "documents" has 1 where a pair continues the document of the pair
-        before it, of the pairs that remain in the corpus, else 0. Each array exists only if the files have such data.
+        "weights", if the files have weights: the weight of each pair in the loss. "documents", if the files have
+        documents: 1 if a pair continues the document of the previous pair that stays in the corpus, else 0.
         """
         columns: dict[Column, NDArray[Any]] = {}
         if self._request.files.has_weights:
@@ -229,10 +228,9 @@ class _Merging:
         self._drop(DUPLICATE, repeats)
 
     def _hold_out(self) -> None:
-        """Move the dev pairs out of the corpus, and drop the other pairs that have the source of a dev pair.
+        """Hold out the dev pairs, and drop other pairs whose source is that of a dev pair.
 
-        Pairs with back-translated sources are never held out, but are dropped if their target is the target of a
-        held-out pair.
+        A pair with a back-translated source is never held out. It is dropped if its target is that of a dev pair.
         """
         assert self._request.hold_out is not None
         keys = self._column("keys")
@@ -264,7 +262,7 @@ class _Merging:
         return self._repeat(np.array([segment.block.path in files for segment in self._segments], bool))
 
     def _repeat(self, values: ArrayLike) -> NDArray[Any]:
-        """Return an array with a number for each kept pair, (pairs,): that of its segment, from `values`."""
+        """Return an array, (pairs,), with the value of each kept pair's block; `values` has one value per block."""
         return np.repeat(values, [segment.stop - segment.start for segment in self._segments])
 
     def _drop(self, reason: str, dropped: Chosen) -> None:
@@ -284,7 +282,7 @@ class _Merging:
         return np.concatenate([columns[id(it.part)][it.start : it.stop] for it in self._segments])
 
     def _number(self, block: int, row: int) -> int:
-        """Return the index, among the pairs that the filters kept, of the pair at a row of a block."""
+        """Return the index of a pair, given its block and its row there, among the kept pairs of all parts."""
         segment = self._segments[block]
         return segment.first + int(np.searchsorted(self._rows[segment.pairs], row))
 
@@ -322,7 +320,7 @@ def _in_order(parts: Sequence[CorpusPart]) -> Iterator[_KeptBlock]:
 
 
 def _sum_reports(parts: Sequence[CorpusPart]) -> FilterReport:
-    """Return one report of what all parts read and dropped, with the first dropped pair's place by reason."""
+    """Return the sum of all parts' reports, with the file and line of the first pair dropped for each reason."""
     report = FilterReport()
     counts: Counter[str] = Counter()
     first: dict[str, tuple[tuple[int, int], bool]] = {}

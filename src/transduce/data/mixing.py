@@ -42,7 +42,7 @@ fractions ascend, and between points the share is linear."""
 
 
 def share_at(schedule: Schedule, fraction: float) -> float:
-    """Return a corpus's share of the batches at a fraction (0 to 1) of the run, interpolated between the given points.
+    """Return a corpus's share of the batches at a fraction (0 to 1) of the run, interpolated between scheduled points.
 
     Before the first point and after the last one, the share is constant.
     """
@@ -91,10 +91,10 @@ class Mixture(NamedTuple):
         ]
 
     def check(self) -> None:
-        """Check that the shares sum to more than 0 and at most 1 at each point of the schedules, and just before it.
+        """Check the sum of the shares throughout the run.
 
         Raises:
-            TransduceError: shares sum to more than 1 or to 0 somewhere.
+            TransduceError: at some point, the shares sum to more than 1, or to 0 without a corpus that takes the rest.
         """
         for schedule in self.schedules:
             for fraction, _ in schedule or ():
@@ -152,7 +152,7 @@ def stream_ranges(corpus: int, pairs: PairRange, seed: int, first: int, count: i
         corpus: the index of the corpus.
         pairs: the range of its pairs among all pairs.
         seed: the seed of the random orders.
-        first: the number of pairs that the stream has yielded before.
+        first: the number of pairs that were taken from the stream before.
         count: the number of pairs to take.
     """
     size, ranges = pairs[1] - pairs[0], list[PairRange]()
@@ -215,8 +215,7 @@ class MixedPlan(BatchPlan):
             epoch_batches: the number of batches that count as an epoch.
             run_batches: the number of batches of the run; None: unknown, for shares that do not change.
             rank_and_count: (r, n): take every n-th row of a batch, starting with row r.
-            spread_copies: True if copies of a pair in one window (pairs that are sorted by length together) are put
-                into different batches of similar length, not into one.
+            spread_copies: True: copies of a pair are put into different batches, although pairs are batched by length.
 
         Raises:
             TransduceError: `batch_tokens` is below 1, the shares sum to more than 1 or to 0 somewhere, or a corpus has
@@ -298,7 +297,10 @@ class MixedPlan(BatchPlan):
         return source[order], target[order]
 
     def largest_batches(self) -> list[Batch]:
-        """Return a list of one or two artificial batches as large as the first windows' largest, to test the memory."""
+        """Return one or two artificial batches, as large as the run's largest, to test whether memory suffices.
+
+        Only the first windows of the run are considered.
+        """
         while len(self._windows) < _WINDOWS_OF_RUN:
             self._windows.append(self._next_window())
         ordered = (self._ordered_lengths(each, number) for number, each in enumerate(self._windows[:_WINDOWS_OF_RUN]))
@@ -318,7 +320,7 @@ class MixedPlan(BatchPlan):
     def _spreads(self, indices: Indices) -> bool:
         """Return whether copies of a pair must be spread over batches.
 
-        This holds if spreading is on and `indices`, the pairs' indices in the corpus, has repetitions.
+        Copies must be spread if the plan's `spread_copies` is set and the array of pair indices has repetitions.
         """
         return self._spread_copies and len(np.unique(indices)) < len(indices)
 
@@ -331,9 +333,10 @@ class MixedPlan(BatchPlan):
 
 
 def spread_copies(order: Indices, numbers: Indices, starts: Indices) -> Indices:
-    """Return an order by length, (pairs,), in which up to five copies of a pair come into five successive batches.
+    """Return an order of the pairs, (pairs,), in which copies of a pair lie in different batches.
 
-    So copies of a pair are not all in one batch. Further copies form further groups of five.
+    The copies of a pair are divided into groups of five. Each group is spread over five successive batches; lengths
+    within a batch stay similar.
 
     Args:
         order: the pairs in order of length, (pairs,).
@@ -353,10 +356,10 @@ def spread_copies(order: Indices, numbers: Indices, starts: Indices) -> Indices:
 
 
 def _rounded(exact: Sequence[float], seed: int, window: int) -> list[int]:
-    """Round each corpus's number of pairs in a window up or down at random, so that the expected number is exact.
+    """Round the number of pairs that each corpus has in a window, up or down at random.
 
-    The result is a list of whole numbers, determined by seed and window index. If all numbers become 0, the largest one
-    becomes 1.
+    The mean of a rounded number over many windows is the exact number. If all become 0, the corpus with the largest
+    exact number gets 1. Seed and window index determine the result.
     """
     key = np.random.SeedSequence((seed, RandomPurpose.MIXED_ROUNDING, window))
     draws = np.random.Philox(key).random_raw(len(exact)) / 2.0**64

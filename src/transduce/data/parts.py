@@ -88,9 +88,9 @@ class _WordTable:
         self._clear()
 
     def encode(self, words: list[str]) -> EncodedSentences:
-        """Return the token ids of a list of words as `EncodedSentences`; the word `_END` ends each sentence.
+        """Return the token ids of the words of several sentences as `EncodedSentences`.
 
-        `_END` becomes the end symbol.
+        After each sentence, the list has the word `_END`, which becomes the end symbol.
         """
         if len(self._numbers) > _MAX_WORDS:
             self._clear()
@@ -126,20 +126,19 @@ CORPUS_CARD_NAME = "corpus.json"
 
 
 def held_out_pairs_name(file: int | None = None) -> str:
-    """Return the name of the JSON-lines file with the held-out pairs of a corpus whose texts have line feeds.
+    """Return the name of the JSON-lines file for held-out pairs whose texts have line feeds.
 
-    `file` is the index of a source file, in a corpus of several language pairs or with tags; None: there is one file
-    for all pairs.
+    `file` is the index of the corpus file that the pairs come from; None: one file holds the pairs of all corpus files.
     """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}jsonl"
 
 
 def held_out_names(file: int | None = None) -> tuple[str, str]:
-    """Return a pair of names: the text files with the sources and with the targets of a corpus's held-out pairs.
+    """Return the names of two text files for held-out pairs: of the sources and of the targets.
 
-    `file` is the index of a source file, in a corpus of several language pairs or with tags; None: there is one file
-    for all pairs.
+    `file` is the index of the corpus file that the pairs come from; None: one pair of text files holds the pairs of all
+    corpus files.
     """
     number = "" if file is None else f"{file + 1}."
     return f"held_out.{number}source.txt", f"held_out.{number}target.txt"
@@ -247,7 +246,13 @@ class PairsWriter(AbstractContextManager["PairsWriter"]):
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, columns: Iterable[Column]) -> None:
-        """Create the files in an existing folder, for ids of the tokenizer's vocabularies and for these columns."""
+        """Create empty files in an existing folder.
+
+        Args:
+            folder: the folder.
+            tokenizer: the tokenizer, whose vocabulary sizes determine how ids are stored.
+            columns: the names of the columns to write.
+        """
         self._source, self._target = (
             SideWriter(folder, side, vocabulary_size=vocabulary.size, pad_id=vocabulary.pad_id)
             for side, vocabulary in (("source", tokenizer.source), ("target", tokenizer.target))
@@ -262,7 +267,7 @@ class PairsWriter(AbstractContextManager["PairsWriter"]):
             file.write(np.ascontiguousarray(pairs.columns[name], _COLUMN_DTYPES[name]).data)
 
     def cards(self) -> dict[str, Any]:
-        """Return the descriptions of the files as written so far, by the names of the fields of a corpus's card."""
+        """Return the fields "source", "target" and "columns" of a `CorpusCard` for the data written so far."""
         columns = {name: ColumnCard(file.sha256) for name, file in self._columns.items()}
         return {"source": self._source.card(), "target": self._target.card(), "columns": columns}
 
@@ -288,9 +293,10 @@ NEEDS_DEV_DOCUMENTS = (
 
 
 class PartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A request to prepare a part of a corpus: every n-th block of lines for a shard, and of these every m-th.
+    """A request to prepare one part of a corpus, in one worker process of one machine.
 
-    The n shards are for machines, and the m parts of a shard for the worker processes of a machine.
+    A corpus is divided into blocks of lines. With n shards (one per machine), a shard has every n-th block. With m
+    workers, a worker prepares every m-th block of its shard.
     """
 
     files: CorpusFiles
@@ -501,18 +507,18 @@ class _Preparation:
         return (weights * (factors[block.file] if factors else 1.0)).astype(np.float32)
 
     def _direction_key(self, file: int) -> np.uint64:
-        """Return a 64-bit number for a file's language pair, which is combined (xor) with the hash keys of its pairs.
+        """Return a 64-bit hash of a file's language pair; 0 if the corpus has only one language pair.
 
-        So equal sources have different keys in different language pairs. The number is 0 if there is only one language
-        pair.
+        The keys of the file's pairs are combined with it by xor, so that equal sources in different language pairs have
+        different keys.
         """
         directions = self._request.files.directions
         return source_keys(["-".join(directions[file])])[0] if directions else np.uint64(0)
 
     def _rows_by_text(self, block: PairBlock) -> list[int]:
-        """Return a list of the rows of a block whose texts pass the filters, and count the others by reason.
+        """Return a list of the rows of a block that pass the filters of text, and count the other rows by reason.
 
-        Lengths in tokens are checked elsewhere. Weight 0 and blank lines between documents are reasons, too.
+        Rows of weight 0 and blank lines between documents are dropped, too. `_by_length` checks lengths in tokens.
         """
         reasons = list(map(self._filter.text_reason, block.sources, block.targets))
         if block.weights is not None:
@@ -549,10 +555,11 @@ class _Preparation:
         return kept
 
     def _count_doubtful(self, block: PairBlock, rows: list[int]) -> None:
-        """Count those of a block's kept pairs (`rows`) that look wrong, by two numbers of this object.
+        """Count suspicious pairs among a block's kept `rows`, in `self.exchanged` and `self.identical`.
 
-        `exchanged` counts pairs whose sides seem exchanged, if both languages are known. `identical` counts pairs with
-        equal sides, if no filter drops those. If both sides are the same files, nothing is counted.
+        `exchanged` counts pairs whose source seems to be in the target language and the reverse; it needs both
+        languages. `identical` counts pairs of equal texts, unless a filter drops them. Nothing is counted for a corpus
+        whose two sides are the same files.
         """
         files = self._request.files
         if files.is_text_alone:
@@ -576,7 +583,7 @@ class _Preparation:
 
 
 def _languages(files: CorpusFiles, file: int) -> tuple[str, str] | None:
-    """Return the two language codes of a corpus file, as set or by the names of the two files; None: unknown."""
+    """Return a file's two language codes, from the settings or else from the file names; None if one is unknown."""
     if files.directions or files.languages is not None:
         return files.directions[file] if files.directions else files.languages
     codes = [language_of(side[file]) for side in (files.source, files.target) if side]
@@ -584,10 +591,10 @@ def _languages(files: CorpusFiles, file: int) -> tuple[str, str] | None:
 
 
 def _documents(block: PairBlock) -> tuple[NDArray[np.uint64], int]:
-    """Return an array with a document number for each pair of a block, and the count of blank lines.
+    """Return a document number for each pair of a block, (pairs,), and the count of blank lines.
 
-    A number differs between documents. Blank lines separate documents unless the pairs name their documents; then the
-    count is 0.
+    Pairs of the same document have the same number. If the pairs name their documents, the number is a hash of the
+    name, and the count is 0. Otherwise blank lines separate the documents.
     """
     if block.documents is not None:
         names = (name.encode("utf-8", "surrogatepass") for name in block.documents)
@@ -660,7 +667,7 @@ class CorpusPart(StoredPairs[PartCard]):
         return self.card.columns[name].read(self.folder, name)
 
     def segments(self) -> Iterator[tuple[TakenBlock, int, int]]:
-        """Yield triples for the part's blocks: a block, and start and stop of its pairs among the part's kept pairs."""
+        """Yield a triple for each block: the block, and start and stop of its pairs among the part's kept pairs."""
         start = 0
         for block in self.card.taken:
             yield block, start, start + block.kept
@@ -671,7 +678,8 @@ def _read_card(path: Path, kind: type[AnyCard], expected: int, described: str) -
     """Read and return the card of a corpus or of a part, which must have the expected version of its format.
 
     Raises:
-        TransduceError: the file is missing, damaged or of another format; the message calls its content `described`.
+        TransduceError: the file is missing, damaged or of another format. The message uses the word `described`, such
+            as "corpus", for its content.
     """
     try:
         content = path.read_bytes()

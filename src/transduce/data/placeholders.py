@@ -31,10 +31,11 @@ They are that of the target token given the source token, and the reverse."""
 
 
 def learn_lexicon(corpus: Corpus, sizes: tuple[int, int]) -> Lexicon:
-    """Learn a lexicon from a sample of the corpus: which source and target tokens translate each other, and how surely.
+    """Learn from a sample of the corpus which source and target tokens translate each other.
 
-    The result is a dict from (source id, target id) to a probability product. The sample is the same at every call.
-    Token pairs with too low a product are left out.
+    The result is a dict from (source id, target id) to the product of both translation probabilities: of the target
+    token given the source token, and the reverse. Token pairs with a low product are left out. The sample is the same
+    at every call.
 
     Args:
         corpus: the corpus; each of its sentences ends with the end symbol, which is ignored.
@@ -79,14 +80,14 @@ def _sample_ranges(corpus: Corpus) -> list[tuple[int, int]]:
 def _translation_probabilities(
     kind: NDArray[np.int64], position: NDArray[np.int64], given: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return the probability of a token given the token that explains it, for K distinct token pairs, (K,).
+    """Return IBM Model 1's probability of one token given the other, for K distinct token pairs, (K,).
 
-    The probabilities are those of IBM Model 1: each token of one side is explained by the tokens of the other side.
+    A link is a token of one side together with a token of the same sentence pair on the other side; there are n links.
 
     Args:
-        kind: the index of the distinct token pair, for each pair of positions of a sentence pair.
-        position: the index of the explained token in the corpus, for each pair of positions.
-        given: the id of the explaining token, for each distinct token pair, (K,).
+        kind: the index (below K) of the token pair of each link, (n,).
+        position: the position in the corpus of the predicted token of each link, (n,).
+        given: the id of the conditioning token of each distinct token pair, (K,).
     """
     probabilities = np.ones(len(given))
     for _ in range(_ITERATIONS):
@@ -272,10 +273,10 @@ class PlaceholderMasker:
     def _edit(
         self, source: NDArray[np.int64], target: NDArray[np.int64], generator: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return two arrays: a pair's source ids and target ids, with placeholders at random, corresponding positions.
+        """Return a pair's source ids and target ids with placeholders at random, corresponding positions.
 
-        One to four placeholders are planned; the last one may become two, around a word, and fewer fit if few words are
-        aligned. If a side would then have too many tokens, the ids stay unchanged.
+        The number of placeholders is drawn, usually one to four; there are fewer if too few words are aligned. The ids
+        stay unchanged if a side would get too many tokens.
         """
         pairs = self._aligner.pairs(source[:-1], target[:-1])
         count = int(generator.choice(_COUNTS, p=_COUNT_PROBABILITIES))

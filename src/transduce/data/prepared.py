@@ -107,7 +107,7 @@ class PreparedCorpus(StoredPairs[CorpusCard]):
 
     @property
     def sentences(self) -> "PreparedCorpus":
-        """The corpus with each pair once and without context sentences: itself, unless a subclass adds them."""
+        """The corpus without repeated pairs and context sentences, which subclasses add."""
         return self
 
     def ranges(self) -> Iterator[tuple[tuple[str, str], int, int]]:
@@ -235,13 +235,14 @@ class ContextCorpus(PreparedCorpus):
         return _lengths_with_context(source, rows, context), _lengths_with_context(target, rows, on_target)
 
     def _extended(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return a list of ranges (start, stop), begun earlier by the number of context sentences, but not below 0."""
+        """Return a list of the ranges (start, stop), each extended at its start by the number of context sentences."""
         return [(max(0, start - self.settings.before), stop) for start, stop in ranges]
 
     def _rows(self, ranges: Sequence[PairRange]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each pair of these ranges, its index among the pairs read, and its number of context sentences.
+        """Return two arrays, (N,), for the N pairs in ranges: indices, and numbers of context sentences.
 
-        Both are arrays, (N,). Besides the ranges, the pairs before them are read as context.
+        A pair's index counts all pairs that are read: those of the ranges, and those before each range that may serve
+        as context.
         """
         extended = self._extended(ranges)
         continues = self.card.columns["documents"].read_ranges(self.folder, "documents", extended).astype(bool)
@@ -263,10 +264,9 @@ class ContextCorpus(PreparedCorpus):
 def _lengths_with_context(
     lengths: NDArray[np.int32], rows: NDArray[np.int64], context: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return an array, (N,), of the lengths in tokens of sentences together with their context.
+    """Return the lengths in tokens of N sentences together with the sentences before them, (N,).
 
-    The sentences have the indices `rows`, (N,), and the context of a sentence are the `context`, (N,), sentences just
-    before it.
+    `rows`, (N,), has the indices of the N sentences. `context`, (N,), has the number of sentences before each.
     """
     ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
     return np.asarray(ends[rows + 1] - ends[rows - context], np.int32)
@@ -275,10 +275,15 @@ def _lengths_with_context(
 def _with_context(
     sentences: EncodedSentences, rows: NDArray[np.int64], context: NDArray[np.int64], separator: int
 ) -> EncodedSentences:
-    """Return the N sentences at the indices `rows`, each joined to the sentences just before it, as `EncodedSentences`.
+    """Return N sentences, each joined to the sentences before it, as `EncodedSentences`.
 
-    `context`, (N,), is the number of sentences before it that each one is joined to. The separator token replaces the
-    end symbols between sentences.
+    The separator token replaces the end symbols between sentences.
+
+    Args:
+        sentences: all sentences, in the order of their documents.
+        rows: the indices of the N sentences, (N,).
+        context: the number of sentences to put before each of the N sentences, (N,).
+        separator: the separator token.
     """
     starts, stops = sentences.offsets[rows - context], sentences.offsets[rows + 1]
     lengths = stops - starts
@@ -356,7 +361,7 @@ class RepeatedCorpus(PreparedCorpus):
         return self._corpus.read_range_lengths(self._prepared_ranges(ranges))
 
     def _prepared_ranges(self, ranges: Sequence[PairRange]) -> list[PairRange]:
-        """Return a list of ranges of the underlying corpus, which has each pair once, for ranges of this corpus."""
+        """Convert ranges of this corpus to a list of ranges of the underlying corpus, which has each pair once."""
         result: list[PairRange] = []
         for start, stop in ranges:
             first = int(np.searchsorted(self._starts, start, side="right")) - 1
@@ -369,9 +374,15 @@ class RepeatedCorpus(PreparedCorpus):
 
 
 def _sample_of_ranges(start: int, pairs: int, wanted: int, file: int) -> list[PairRange]:
-    """Return a sorted list of ranges (start, stop) that hold `wanted` of the `pairs` pairs from index `start` on.
+    """Draw `wanted` of a file's pairs in random chunks; return a sorted list of their ranges (start, stop).
 
-    The ranges are random chunks of `CHUNK_PAIRS` pairs; one may be shorter. The index `file` seeds their choice.
+    A chunk has `CHUNK_PAIRS` consecutive pairs; one chunk may be shorter.
+
+    Args:
+        start: the index of the file's first pair.
+        pairs: the number of pairs of the file.
+        wanted: the number of pairs to draw.
+        file: the index of the file, which seeds the choice.
     """
     ranges: list[PairRange] = []
     for chunk in permutation(-(-pairs // CHUNK_PAIRS), 0, RandomPurpose.REPEATED_PAIRS, file).tolist():
@@ -395,10 +406,10 @@ def prepare(
 ) -> PreparedCorpus:
     """Filter and tokenize a corpus, write it into a folder, and return it opened.
 
-    It takes one pass over the files and little memory. With ``hold_out``, some pairs are kept as text for validation
-    instead. The work is distributed to ``workers`` processes, whose number affects only the speed. ``report_progress``
-    is called from time to time with the number of pairs read. A folder that was prepared before is replaced at the end;
-    any other non-empty folder is refused.
+    It takes one pass over the files and little memory. With ``hold_out``, some pairs are left out of the corpus and
+    written as text, for validation. The work is distributed to ``workers`` processes, whose number affects only the
+    speed. ``report_progress`` is called from time to time with the number of pairs read. A folder that was prepared
+    before is replaced at the end; any other non-empty folder is refused.
 
     Raises:
         TransduceError: no pair is left, a file cannot be read, or the folder is neither empty nor a prepared corpus.

@@ -169,8 +169,8 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
 def main() -> None:
     """Prepare the part of a corpus that the task on standard input describes.
 
-    Progress and errors of the user are sent to standard output. If the parent process has closed it, this process exits
-    without a message.
+    Progress, and errors for the user, are written to standard output. If the parent process has closed it, this
+    process exits without a message.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and ends this process
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=Task)

@@ -186,8 +186,8 @@ def read_table(path: str | Path, columns: Sequence[str] = ()) -> SeriesTable:
 def _time_warning(path: str | Path, name: str, cells: Sequence[tuple[int, str]]) -> str | None:
     """Return a warning if a column of dates or times goes back, repeats or has unequal steps, else None.
 
-    A column with anything else than ISO dates or times gets no warning. Days without weekends, months of unequal
-    length, and local times around changes of summer time count as equal steps.
+    A column that has other values than ISO dates and times gets no warning. Three kinds of steps count as equal: days
+    without weekends, months of different lengths, and local times around a change of summer time.
 
     Args:
         path: the table, for the message.
@@ -363,8 +363,8 @@ def learned_points(segments: Sequence[Numbers]) -> tuple[LearnedPoints, ...]:
 def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[np.bool_]:
     """Return a boolean array, (N,), True at points of a table, (N, C), that a model was trained on.
 
-    A segment is recognized by most of the digests of its points in the table. A single digest is too few, because eight
-    small counts also occur by chance.
+    A segment is recognized if most of its digests match the table. Digests of points beyond the ends of the table do
+    not count. At least two blocks of points that do not overlap must match, because one may be equal by chance.
     """
     starts: dict[str, list[int]] = {digest: [] for each in learned for digest in each.digests}
     for start in range(len(values) - _BLOCK + 1):
@@ -470,8 +470,8 @@ class WindowedSeries:
             past: S, the number of past points of a window.
             horizon: T, the number of points to forecast.
             stride: points between the starts of consecutive windows.
-            season: the minimum number of points that must precede the points to forecast, for a seasonal baseline; it
-                matters only if it is greater than `past`.
+            season: the number of points of a season. A seasonal baseline needs at least so many points before
+                those to forecast. Windows therefore start later if `season` is greater than `past`.
         """
         self.values = np.concatenate(segments)
         """The points of all segments, (N, C)."""
@@ -492,7 +492,8 @@ class WindowedSeries:
     def known(self, windows: Indices) -> Numbers:
         """Return the points before those to forecast, (B, points, C), of the windows with these indices.
 
-        The points are the window's past or, if that is longer, a season; a seasonal baseline needs it.
+        The number of points is that of the window's past, or that of a season if a season is longer. A seasonal
+        baseline needs these points.
         """
         offsets = np.arange(-self._earlier, self._past)
         known: Numbers = self.values[self._starts[windows][:, None] + offsets]

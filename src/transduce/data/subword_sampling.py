@@ -53,10 +53,9 @@ class BpeDropout(WordSampler):
         self._characters: dict[tuple[int, ...], str] = {}
 
     def sample(self, word: tuple[int, ...], random: Random) -> Sequence[int]:
-        """Return a sequence of token ids that spell the same text as `word`, its usual ids; most often `word` itself.
+        """Return token ids that spell the same text as `word`, a word's usual token ids.
 
-        If a part of the text has no token, the result is `word`. The number of merges before the first dropped one has
-        a geometric distribution, so one random number draws it.
+        The result is `word` itself if no merge was dropped, or if a part of the text has no token.
         """
         characters = self._characters.get(word)
         if characters is None:
@@ -119,11 +118,12 @@ class UnigramSampler(WordSampler):
         return tokens[::-1]
 
     def _build(self, word: tuple[int, ...]) -> tuple[str, list[list[float]], list[list[int]]]:
-        """Return what `sample` needs of a word: its text and, for each end position, the possible starts of a token.
+        """Compute what `sample` needs of a word, from its usual token ids.
 
         Returns:
-            The text, and two lists with an entry for each end position, from 0: the cumulated relative probabilities of
-            the possible starts, and these starts.
+            The text, and two lists with an entry for each position in the text where a token may end, from 0. An entry
+            of the second list has the possible starts of a token that ends there. An entry of the first list has the
+            cumulative sums of the relative probabilities of these starts.
         """
         text = "".join(self._texts[id] for id in word)
         forward = [0.0] + [-math.inf] * len(text)
@@ -280,10 +280,15 @@ class SampledPlan(ChangedPlan):
 
 
 def grown_batch(batch: Batch, pad_ids: tuple[int, int], growth_rate: float, max_tokens: int | None = None) -> Batch:
-    """Return an artificial batch with the maximum lengths that sampled tokens can give, to test the memory needed.
+    """Return an artificial batch whose sentences are as long as sampling can make them, to test the memory needed.
 
-    `growth_rate` determines the lengths by `growth_limit`, and `max_tokens` caps them (None: no cap), but no sentence
-    gets shorter. The ids are those of the batch, repeated.
+    The ids of each sentence are repeated up to that length.
+
+    Args:
+        batch: a batch with the usual tokens.
+        pad_ids: the padding ids of source and target.
+        growth_rate: the BPE-dropout rate from which `growth_limit` computes the length.
+        max_tokens: the maximum length, except for sentences that are longer already; None: not bounded.
     """
 
     def grown_length(length: int) -> int:

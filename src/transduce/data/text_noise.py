@@ -1,7 +1,7 @@
 """Add noise to training text: errors as careless writers make them, and corrupted tokens for denoising.
 
 A small share of the pairs of each epoch is changed: capitals, small letters, typing errors, missing punctuation at the
-end. The text of a pair is decoded, changed and tokenized again, so a noised pair looks as such a text does at
+end. The text of a pair is decoded, changed and tokenized again. So its tokens are those that such a text gets at
 translation.
 """
 
@@ -169,8 +169,9 @@ class NoisyPlan(ChangedPlan):
         return (edited[0], edited[1]) if fits else None
 
     def _parts(self, ids: Sequence[int], side: int) -> tuple[list[int], list[int]] | None:
-        """Return two lists: the ids before the text of a sentence (context, language and tag), and the ids of the text.
+        """Divide the ids of a sentence into two lists: the ids before its text, and the ids of its text.
 
+        The ids before the text are context sentences and the tokens of language and tag. The end symbol is left out.
         The result is None if the text is empty or has tokens that cannot be restored from text. `side` is 0 for a
         source, 1 for a target.
         """

@@ -115,7 +115,7 @@ _TEACHING_FRAMES = (clauses.IS_DOING, clauses.WILL, clauses.WANTS, clauses.CAN, 
 def a_time(random: Random, frame: SentenceForm) -> Phrase:
     """Return a random time as a bilingual `Phrase` that fits a frame (tense and form of the sentence), or NOTHING.
 
-    A frame that takes no time gets NOTHING, and so does a frame that need not have one in half of the cases.
+    If the frame permits no time, the result is NOTHING. If a time is optional, it is NOTHING in half of the cases.
     """
     if frame.times and (frame.timed or random.random() < 0.5):
         return phrase(*random.choice(frame.times))
@@ -272,8 +272,8 @@ def destination(place: Place) -> Phrase:
 def a_journey(random: Random, frame: SentenceForm, time: Phrase = NOTHING) -> Action:
     """Return a random bilingual `Action` of going somewhere, such as 去北京 / go to Beijing.
 
-    A means or purpose may be added if the frame permits it. Far places are possible only if `time` is one at which
-    people travel far, or NOTHING.
+    A purpose, or a means of transport, may be added if the frame permits it. Far places occur only without a time, or
+    if `time` suits a long journey, such as "yesterday".
     """
     kind = random.random()
     if kind < 0.45 and not frame.aspect:

@@ -126,8 +126,8 @@ def inanimate(words: Phrase, agreement: int = THIRD, owner: str = "") -> Nominal
     Args:
         words: the phrase in both languages.
         agreement: `FIRST`, `THIRD` or `OTHER`, which selects the verb form after the phrase as subject.
-        owner: the Chinese name of the thing's owner, who then counts as a person that the phrase refers to; empty:
-            nobody.
+        owner: the Chinese name of the thing's owner, which is added to the people that the phrase refers to; empty: no
+            owner.
     """
     return Nominal(words, words, agreement, referents=frozenset({owner} if owner else ()))
 
@@ -172,10 +172,7 @@ def _companion(owner: str, noun: Noun) -> Nominal:
 
 
 def _demonstrative_person(noun: Noun) -> tuple[Nominal, ...]:
-    """Return a tuple of three bilingual `Nominal`s for people, such as 这 位 老师 / this teacher.
-
-    The others are "that teacher" and "these teachers".
-    """
+    """Return three bilingual `Nominal`s for a noun, such as "this teacher", "that teacher", "these teachers"."""
     near = phrase(f"这 {noun.measure}", "this") + phrase(noun.source, noun.one)
     far = phrase(f"那 {noun.measure}", "that") + phrase(noun.source, noun.one)
     these = phrase("这些", "these") + phrase(noun.source, noun.many)

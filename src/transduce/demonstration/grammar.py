@@ -637,10 +637,11 @@ class _Split:
         return [combination for combination in candidates if self.held_out[combination]]
 
     def covered(self) -> Iterator[AlignedPair]:
-        """Yield the reserved pairs, as `AlignedPair`s, that a model can be tested on.
+        """Yield each reserved pair that can test a model, as an `AlignedPair`.
 
-        The translation of such a pair occurs in no other pair. Its words, and the predicate of its held-out combination
-        with each participant, occur often enough in training.
+        Three conditions hold for such a pair. Its translation occurs in no training pair, and in none yielded before.
+        Each of its words occurs often enough in training. The predicate of its held-out combination occurs often enough
+        in training with each single participant.
         """
         seen = {pair.target_words for pair in self.train}
         chinese = Counter(word for pair in self.train for word in pair.source_words)

@@ -1,7 +1,7 @@
 """Reproduce Tables 3 and 4 and Figures 3 to 5 of "Attention Is All You Need" with small models that are trained here.
 
-Without files of yours, models learn the demonstration's sentences. Figures of the paper are shown beside those of the
-small models; they are of other data and larger models, and only their order can be compared.
+Without files of yours, models learn the demonstration's sentences. Results of the paper are shown beside those of the
+small models. The paper's models are larger and learned other data, so only the order of results can be compared.
 """
 
 import json
@@ -127,9 +127,10 @@ def compare_variations(
         out: folder of the models.
         rows: names of rows, of `VARIATIONS`.
         steps: training steps; `big` takes three times as many, as in the paper.
-        warmup_steps: steps of the warm-up. The highest learning rate is equation (3)'s after these, or after 400 steps.
-        options: how many models are trained at once, and where.
-        say: called with each line of progress.
+        warmup_steps: steps of the warm-up. The highest learning rate is that of the paper's equation (3) for so many
+            warm-up steps, but for at least 400.
+        options: how many models are trained at once, and on which devices.
+        say: a function that is called with each line of progress.
 
     Raises:
         TransduceError: there is no such row, settings are wrong, or a model could not be trained.
@@ -361,7 +362,8 @@ def draw_attention_figure(
 
     Args:
         name: "figure3", "figure4" or "figure5".
-        reader: a model of any kind with self-attention, as `transduce.load` returns it; of a translator, the encoder.
+        reader: a model of any kind with self-attention, as `transduce.load` returns it. For a translator, the
+            figure shows the encoder.
         sentence: a text that the model reads.
         layer: the layer, from 1; None: the last but one, as in the paper.
         word: the word that attends, for "figure3" and "figure4"; None: chosen.
@@ -449,13 +451,16 @@ def _behaviors(words: tuple[str, ...], heads: Any, _: int | None) -> _Figure:
 
 
 def _described(number: int, weights: Any, offsets: Any, difference: float) -> tuple[str | float, ...]:
-    """Return a table row (a tuple) on where a head attends: shares to the word itself, left and right, mean distance.
+    """Return a table row that describes where a head attends, as a tuple.
+
+    The row has six columns: the head's name; the shares of its attention to the word itself, to words on the left and
+    to words on the right; the mean distance in words; and `difference`.
 
     Args:
         number: the head's index.
         weights: its attention, (words, words).
         offsets: the index of the attending word minus that of the word attended to, (words, words).
-        difference: the difference of the two heads in the table, which both rows show.
+        difference: the difference between the two heads of the table.
     """
     parts = (weights * mask for mask in (offsets == 0, offsets > 0, offsets < 0))
     shares = [float(part.sum(axis=-1).mean()) for part in parts]

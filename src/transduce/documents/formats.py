@@ -185,9 +185,8 @@ def _format_of_archive(content: bytes) -> Format | None:
     """Recognize the document format of a ZIP archive, passed as bytes, without unpacking it.
 
     Returns:
-        The `Format` of the media type that the first file (`mimetype`) declares, as in OpenDocument and EPUB; otherwise
-        that of the Office format whose folder (`word/`, `ppt/`, `xl/`) the archive's list of files has; None if it is
-        neither.
+        The `Format`; None if it is not recognized. If the first file is named `mimetype`, as in OpenDocument and EPUB,
+        its content decides. Otherwise the format is an Office format if the archive lists a folder such as `word/`.
     """
     stored = re.match(rb"PK\x03\x04.{22}\x08\x00(?:..)mimetype([\w.+/-]{1,80})", content[:200], re.DOTALL)
     if stored is not None:
@@ -236,12 +235,12 @@ def recognize_text(name: str, start: bytes) -> None:
 
 
 def recognize(name: str, content: bytes, format: str | None = None) -> Format:
-    """Return the `Format` of a document, by the suffix of its name; the content is only checked against it.
+    """Return the `Format` of a document, by the suffix of its name.
 
     Args:
         name: the file's name.
-        content: its content.
-        format: name of the format, such as `srt`, which is used without a check of name and content; None: by suffix.
+        content: the file's content, which must not contradict the suffix.
+        format: the name of the format, such as `srt`; name and content are then ignored. None: the suffix decides.
 
     Raises:
         TransduceError: the format is unknown or cannot be translated, or the content contradicts the name.
@@ -327,7 +326,7 @@ _DECLARED_LANGUAGE = re.compile(
 
 
 def _other_language(content: bytes, language: str) -> str | None:
-    """Return the first target language that a PO or XLIFF file's bytes name, if it is not `language`; else None."""
+    """Return the target language that a PO or XLIFF file declares; None if it declares `language` or nothing."""
     match = _DECLARED_LANGUAGE.search(content)
     declared = "" if match is None else (match[1] or match[2]).decode("ascii", "ignore")
     return declared if declared and short_code(canonical(declared)) != short_code(canonical(language)) else None

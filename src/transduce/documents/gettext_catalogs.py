@@ -64,8 +64,8 @@ class _CatalogEntry:
 def read_po(source: Source) -> Document:
     """Read a gettext catalog as a `Document`, whose units are the texts that have no translation yet.
 
-    With `overwrite` the units are all texts, with `overwrite_fuzzy` also texts whose entry is flagged fuzzy. Each
-    translation is written into the `msgstr` of its text.
+    With the setting `overwrite`, all texts are units. With `overwrite_fuzzy`, texts of entries that are flagged fuzzy
+    are units, too. A translation is written into the `msgstr` of its text.
 
     Raises:
         TransduceError: the file is not a gettext catalog or not text in its encoding.
@@ -102,10 +102,13 @@ _NO_LANGUAGE = r'"Language: \n"'
 
 
 def _filled_header(file: TextFile, header: _CatalogEntry | None, language: str | None) -> tuple[str, list[Edit]]:
-    """Return the header of a catalog as text, filled in for a template (POT), and a list of the edits that write it.
+    """Fill in the header of a catalog that is a template (POT).
 
-    A template's header gets the encoding, the language and the language's plural forms, if known, and loses the flag
-    `fuzzy`, with which gettext's programs ignore a header. Other headers stay; without one, the text is "".
+    The header gets the encoding, the language if one is set, and the plural forms if they are known. It loses the flag
+    `fuzzy`, because gettext's programs ignore a header with the flag. The header of any other catalog stays unchanged.
+
+    Returns:
+        The text of the header, and a list of the edits that write it. The text is "" if the catalog has no header.
     """
     if header is None:
         return "", []
@@ -141,10 +144,10 @@ def _singular_form(expression: str | None, plurals: int) -> int | None:
 
 
 def _fit_forms(entry: _CatalogEntry, plurals: int, newline: str) -> None:
-    """Add to a catalog's entry, in place, the plural forms that it lacks, to be written after its last one.
+    """Fit the plural forms of a catalog's entry, in place, to the number of forms in the target language.
 
-    Empty forms beyond the number of `plurals`, such as those of a template, become the entry's `surplus`, because
-    gettext's programs refuse a catalog with such forms.
+    Missing forms are added after the last form. Empty forms beyond the number `plurals` are moved to the entry's
+    `surplus`, because gettext's programs refuse a catalog with such forms.
     """
     if len(entry.ids) < 2:
         return
@@ -212,11 +215,11 @@ def _entries(text: str) -> Iterator[_CatalogEntry]:
 
 
 def _notes_after(line: Line, notes: list[Line]) -> list[Line]:
-    """Return a list of the notes (lines with `#,` or `#|`) of a catalog's next entry, after reading one more line.
+    """Return a list of the notes (lines with `#,` or `#|`) found so far for a catalog's next entry.
 
     Args:
-        line: a comment or an empty line. A note is added; after a line of an obsolete entry (`#~`) there are none,
-            because those before it belong to that entry.
+        line: the line that is read now: a comment or an empty line. A note is appended. A line of an obsolete entry
+            (`#~`) empties the list, because the notes belong to the obsolete entry.
         notes: the notes that were found before `line`.
     """
     comment = line.text.lstrip()
@@ -236,7 +239,8 @@ def _unquoted(literal: str) -> str:
 def _quoted(text: str, newline: str) -> str:
     """Return a text as quoted and escaped literals of a gettext catalog.
 
-    A short text without inner line breaks is one literal; others are wrapped after line breaks and at 77 characters.
+    A short text without inner line breaks is one literal. Any other text becomes an empty literal and one literal for
+    each line: lines end after line breaks, and where they would get too long.
 
     Args:
         text: the text.
@@ -257,14 +261,16 @@ def _quoted(text: str, newline: str) -> str:
 def _open_strings(
     entry: _CatalogEntry, plurals: int, singular: int, settings: DocumentSettings
 ) -> list[tuple[_String, str]]:
-    """Return a list of (string, source text) for the strings of a catalog entry that get a new translation, in order.
+    """Return a list of the strings of a catalog entry to translate, each paired with its source text, in file order.
 
-    Strings without a translation get one; all do with `overwrite`, or with `overwrite_fuzzy` if the entry is fuzzy.
+    These are the strings without a translation. All strings are translated if `overwrite` is set, or if
+    `overwrite_fuzzy` is set and the entry is fuzzy.
 
     Args:
         entry: the entry.
-        plurals: number of plural forms in the target language; with one form, it is the translation of the plural.
-        singular: number of the form for 1, which is the translation of the singular.
+        plurals: the number of plural forms in the target language.
+        singular: the number of the plural form for 1. Its source text is the singular, unless the language has only one
+            form. The source text of other forms is the plural.
         settings: the settings `overwrite` and `overwrite_fuzzy`.
     """
     is_open = settings.overwrite or (settings.overwrite_fuzzy and entry.is_fuzzy)
@@ -323,16 +329,16 @@ def _edit_entry(
 
 
 def _new_note(line: Line, entry: _CatalogEntry, *, is_new: bool, mark_fuzzy: bool) -> str:
-    """Return the text of a note of a catalog entry when a translation is written; "" if the line is to be removed.
+    """Return the new text of a note when an entry's translation is written; "" if the line is to be removed.
 
     A note is a line `#,` with flags such as `fuzzy`, or a line `#|` with the former source text.
 
     Args:
         line: one of the entry's notes.
         entry: the entry.
-        is_new: all strings of the translation are new. A fuzzy entry then loses its former source text and, without
-            `mark_fuzzy`, the flag `fuzzy`; its other flags stay.
-        mark_fuzzy: the translation is to be flagged fuzzy.
+        is_new: True if all strings of the translation are new. Then a fuzzy entry loses its former source text. It also
+            loses the flag `fuzzy`, unless `mark_fuzzy` is set. Other flags stay.
+        mark_fuzzy: True if the translation is to be flagged fuzzy.
     """
     flags = _flags(line)
     if flags and mark_fuzzy:

@@ -72,10 +72,10 @@ class _MessageReader:
         self._choices = 0
 
     def pattern(self, around: Sequence[_Choice] = ()) -> _Pattern:
-        """Read the message, or a branch up to its closing brace, and return its parts as a list.
+        """Read the whole message, or one branch up to its closing brace, and return a list of its parts.
 
-        The parts are texts, `_Copied` and `_Choice` objects. `around` are the choices around the branch; empty for the
-        message.
+        A part is a text, a `_Copied` or a `_Choice`. `around` has the choices in which a branch is nested; it is empty
+        for the whole message.
         """
         parts: _Pattern = []
         in_plural = any(each.is_plural for each in around)
@@ -311,8 +311,9 @@ def _written(parts: Sequence[str | _Copied | _Choice], texts: Iterator[str], aro
 def with_divided_messages(document: Document) -> Document:
     """Return a document in which each ICU message with branches is replaced by the sentences of its branches.
 
-    A message that cannot be divided exactly is not translated, unless translation copies it anyway as part of a text.
-    Texts of HTML, which are whole pages, are not divided. A document without such messages is returned unchanged.
+    If a message cannot be divided exactly, its text is not translated. The exception is a text in which translation
+    copies all messages as protected spans: it is translated undivided, and so is HTML. A document without ICU messages
+    with branches is returned unchanged.
     """
     record, units = MessageRecord(), list[Unit]()
     found: list[list[Unit] | _Message] = []

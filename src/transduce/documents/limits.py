@@ -105,8 +105,10 @@ class Archive:
         """Return the bytes of the archive with the content of some files replaced.
 
         Args:
-            changes: new contents by file name; each name must be in the archive. If all contents are equal to the old
-                ones, the original bytes are returned.
+            changes: the new content of each changed file, by its name in the archive.
+
+        Returns:
+            The new archive; the original bytes if no content differs from the old content.
         """
         changes = {name: content for name, content in changes.items() if self.files[name] != content}
         if not changes:

@@ -88,16 +88,20 @@ class SpecialWords(NamedTuple):
 def read_translator(
     file: Path, lists: Sequence[str], listing: Listing, special: SpecialWords, *, source_start: bool = False
 ) -> TutorialModel:
-    """Read a translator written after a tutorial from its files, and return it as `TutorialModel`.
+    """Read a translator written after a tutorial, with its tokenizer, from files.
 
     Args:
         file: the weights, a state_dict.
-        lists: the word list of both sides, or those of source and target.
-        listing: what the weights do not show.
-        special: how the lists spell their special symbols.
+        lists: the path of one word list for both sides, or the paths of two, for source and target.
+        listing: the properties of the tutorial's code, such as the number of heads.
+        special: the spellings of special symbols in the word lists.
         source_start: True if the source begins with the start symbol, too.
 
+    Returns:
+        A `TutorialModel`: the model and its tokenizer.
+
     Raises:
+        OSError: the file of weights does not exist.
         TransduceError: a file cannot be read, or the files do not fit together.
     """
     weights, words = read_tensors(file), [_read_list(path, special) for path in lists]
@@ -115,10 +119,12 @@ def read_translator(
 
 
 def _read_list(file: str, special: SpecialWords) -> dict[str, int]:
-    """Return a dict from the words of a vocabulary file to their ids, with usual names of the special symbols.
+    """Return a dict from the words of a vocabulary file to their ids.
+
+    The symbols whose spellings `special` has are renamed to `<s>`, `</s>` and `<pad>`.
 
     Raises:
-        TransduceError: the file lacks a symbol that `special` names.
+        TransduceError: the file is no word list, or lacks a symbol of `special`.
     """
     ids = read_words(Path(file))
     for symbol, usual in zip(special, ("<s>", "</s>", "<pad>"), strict=True):
@@ -132,12 +138,12 @@ def _read_list(file: str, special: SpecialWords) -> dict[str, int]:
 def _translator_config(
     file: Path, listing: Listing, weights: Mapping[str, Tensor], ids: tuple[int, int, int]
 ) -> ModelConfig:
-    """Return the `ModelConfig` of a tutorial's translator, from the shapes of its weights and its listing.
+    """Return the `ModelConfig` of a tutorial's translator.
 
     Args:
         file: the file of weights, for messages.
-        listing: what the weights do not show.
-        weights: the model's state_dict.
+        listing: the properties of the tutorial's code, such as the number of heads.
+        weights: the model's state_dict, whose shapes determine the sizes.
         ids: ids of padding, end and the decoder's start symbol.
 
     Raises:
@@ -173,17 +179,16 @@ def _translator_config(
 
 
 def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
-    """Return an imported translator with embeddings of the symbols that its word lists lacked, such as `<unk>`.
+    """Return an imported translator with embeddings for symbols that were added to its word lists, such as `<unk>`.
 
-    Without such symbols the model is returned unchanged.
+    If no symbol was added, the model is returned itself.
 
     Args:
         found: the configuration and weights.
         tokenizer: the tokenizer of the word lists, to which the symbols were added.
 
     Raises:
-        TransduceError: a word list, with the added symbols, has fewer entries than the embeddings have rows, or over 3
-            more.
+        TransduceError: a word list, with added symbols, is shorter than the embeddings or more than 3 entries longer.
     """
     sizes = tokenizer.source.size, tokenizer.target.size
     config = found.config
@@ -207,15 +212,15 @@ def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
 def _with_rows(
     weights: Mapping[str, Tensor], added: Mapping[str, int], bias: str, sizes: tuple[int, int]
 ) -> dict[str, Tensor]:
-    """Return a dict of weights with more rows, for tokens that were added to a word list and must never be generated.
+    """Return a dict of weights with more rows, for tokens that were added to a word list.
 
-    The rows are zero, and the bias of the tokens' logits is −10,000.
+    The new rows are zero. The output bias of the new tokens is −10,000, so that they are never generated.
 
     Args:
         weights: the weights by name, which are not changed.
         added: number of rows to add to each matrix, by its name; matrices that the model lacks are left out.
-        bias: name of the output layer's bias, which is zero if the model lacks it.
-        sizes: numbers of tokens of the output layer, before and after.
+        bias: name of the output layer's bias. If the model lacks it, the other tokens have the bias zero.
+        sizes: the number of tokens of the output layer before the addition, and after it.
     """
     padded = {name: functional.pad(weights[name], (0, 0, 0, rows)) for name, rows in added.items() if name in weights}
     old_bias = weights.get(bias, torch.zeros(sizes[0]))
@@ -226,15 +231,21 @@ def _with_rows(
 
 
 def read_language_model(file: Path, words: str, listing: Listing) -> TutorialModel:
-    """Read a language model written after nanoGPT, minGPT or Karpathy's lecture, and return it as `TutorialModel`.
+    """Read a language model written after a tutorial, with its tokenizer, from files.
+
+    The tutorials are nanoGPT, minGPT and Andrej Karpathy's lecture that writes a GPT from an empty file.
 
     Args:
         file: the weights, a state_dict.
-        words: a tokenizer.json, or a file with a list of characters.
-        listing: what the weights do not show.
+        words: the path of a tokenizer.json, or of a file with a list of characters.
+        listing: the properties of the tutorial's code: its number of heads and activation are used.
+
+    Returns:
+        A `TutorialModel`: the model and its tokenizer.
 
     Raises:
-        TransduceError: a file cannot be read, or the files do not fit together.
+        OSError: the file of weights does not exist.
+        TransduceError: a file cannot be read, the weights are not of these tutorials, or the files do not fit together.
     """
     weights, source = read_tensors(file), USUAL_NAMES["karpathy"].source
     tables = (source, "token_embedding_table.weight")
@@ -262,13 +273,15 @@ def read_language_model(file: Path, words: str, listing: Listing) -> TutorialMod
 def _language_tokenizer(file: str, rows: int) -> Tokenizer:
     """Return the tokenizer of an imported language model, which keeps line feeds.
 
+    The tokenizer may have up to 3 tokens more than the model has embeddings: padding, end and unknown. If it has fewer,
+    its size becomes the number of embeddings.
+
     Args:
-        file: a tokenizer.json, or a file with a list of characters.
-        rows: number of the model's embeddings. The tokenizer's size is at least that, and up to 3 more, for padding,
-            end and unknown.
+        file: the path of a tokenizer.json, or of a file with a list of characters.
+        rows: number of the model's embeddings.
 
     Raises:
-        TransduceError: the number of tokens does not fit the embeddings.
+        TransduceError: the file cannot be read, or has too many tokens for the embeddings.
     """
     if Path(file).name == "tokenizer.json":
         tokenizer = read_vocabulary(file)
@@ -291,11 +304,12 @@ def _language_tokenizer(file: str, rows: int) -> Tokenizer:
 def read_tensors(file: Path) -> dict[str, Tensor]:
     """Read a state_dict, a dict from names to tensors, from a file of PyTorch or safetensors.
 
-    Code that a pickle may contain is not run. A state_dict inside a checkpoint (`state_dict`, `model_state_dict`,
-    `model`) is taken out of it, and the prefixes of DataParallel and torch.compile are removed from the names.
+    Code that a pickle may contain is not run. If the file is a checkpoint, the state_dict is its entry `state_dict`,
+    `model_state_dict` or `model`. The prefixes of DataParallel and torch.compile are removed from the names.
 
     Raises:
-        TransduceError: the file is too large, damaged, or holds something else than tensors by name.
+        OSError: the file does not exist.
+        TransduceError: the file is too large, damaged, in another format, or has values that are not tensors.
     """
     with name_path_in_errors(file):
         size = file.stat().st_size

@@ -32,14 +32,14 @@ def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, 
     Args:
         ours: prefix of this package's names, such as `self_attention`.
         theirs: prefix of the tutorial's names.
-        projections: the tutorial's names of the query, key and value projections, or of the one that joins them, with
-            `{p}` for weight or bias.
-        output: its name of the output projection.
-        norm: its full name of the sub-layer's norm.
+        projections: the tutorial's names of the query, key and value projections, or the name of one joint projection.
+            `{p}` in a name stands for weight or bias.
+        output: the tutorial's name of the output projection.
+        norm: the tutorial's full name of the sub-layer's norm.
 
     Returns:
-        A dict from each parameter's name to a tuple of the tutorial's tensors for it; `{p}` stands for weight or bias,
-        `{norm}` for the norm's name.
+        A dict from this package's name of each parameter to a tuple of the tutorial's names of its tensors. `{p}`
+        stands for weight or bias, and `{norm}` for this package's name of the norm.
     """
     return {
         f"{ours}.projection.{{p}}": tuple(f"{theirs}.{name}" for name in projections),
@@ -49,7 +49,10 @@ def _attention(ours: str, theirs: str, projections: Sequence[str], output: str, 
 
 
 def _feed_forward(inner: str, outer: str, norm: str) -> _Layer:
-    """Map this package's names of a feed-forward network's parameters to a tutorial's, in a dict as of `_attention`."""
+    """Map this package's names of a feed-forward network's parameters to a tutorial's names, a dict.
+
+    The names have placeholders, as in the result of `_attention`.
+    """
     return {
         "feed_forward.inner.{p}": (f"{inner}.{{p}}",),
         "feed_forward.outer.{p}": (f"{outer}.{{p}}",),
@@ -190,20 +193,25 @@ def import_tutorial(
 ) -> ImportedModel:
     """Convert a tutorial model's weights to this package's configuration and weights.
 
+    Attention heads that are modules of their own (`heads.0.q`) are joined to one attention. Biases that no layer has
+    become zeros, except in the style `annotated`. In the styles `separate` and `karpathy`, norms without weights
+    (because `forward` makes them) get ones. Neither changes an output.
+
+    In the style `annotated`, norms with the weights `a_2` and `b_2` use the formula of "The Annotated Transformer":
+    `norm` becomes `annotated`. If `norm_epsilon` has its default, it becomes that tutorial's 1e-6.
+
     Args:
         weights: the model's state_dict; tables of sinusoids in it are ignored.
         config: settings that the weights do not show: `norm_order`, `num_heads`, `activation`, `scale_embeddings`,
-            whether there is a final norm, ids. Positions must be sinusoidal or none. The import detects tied weights.
-        style: `torch` for torch.nn.Transformer's names; `annotated` for those of "The Annotated Transformer";
-            `separate` for `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks` for `blks.block0.attention.W_q`, `ffn.dense1`;
-            `transduce` for the model that transduce's own tutorial writes, docs/tutorial, with its sinusoids;
-            `karpathy` for the language models nanoGPT and minGPT and for the lecture that writes a GPT from an empty
-            file (`language_model_config` returns their configuration; `names` has no effect). Norms with the weights
-            `a_2` and `b_2` use the formula of "The Annotated Transformer": `norm` becomes `annotated`, and
-            `norm_epsilon` that tutorial's 1e-6 unless `config` has another value than the default. Layers without
-            biases get zeros, and norms without weights (made inside `forward`) get ones: no output changes. An
-            attention whose heads are modules of their own (`heads.0.q`) is joined to one.
-        names: the names of embeddings, output layer and stacks.
+            whether there is a final norm, ids. Positions must be sinusoidal or none, except in the style `karpathy`.
+            The import detects tied weights.
+        style: the tutorial's names of weights. `torch`: torch.nn.Transformer; `annotated`: "The Annotated Transformer";
+            `separate`: `enc_self_attn.W_Q`, `pos_ffn.fc.0`; `blocks`: `blks.block0.attention.W_q`, `ffn.dense1`;
+            `transduce`: the model of transduce's own tutorial, docs/tutorial; `karpathy`: the language models nanoGPT
+            and minGPT, and the lecture that writes a GPT from an empty file. `language_model_config` returns the
+            configuration for `karpathy`.
+        names: the names of embeddings, output layer and stacks. The styles `transduce` and `karpathy` ignore this
+            argument.
         interleaved: True if positions alternate sines and cosines, as in the paper and most tutorials; False if all
             sines precede the cosines. The style `transduce` ignores this argument.
 
@@ -272,8 +280,9 @@ def language_model_config(
     Args:
         weights: the model's state_dict.
         num_heads: the number of attention heads, which the weights of nanoGPT and minGPT do not show.
-        activation: the activation of the feed-forward networks; None: that of the listing, `relu` for the lecture,
-            `gelu-tanh` for minGPT, whose output layer is not tied to the embeddings, and `gelu` for nanoGPT.
+        activation: the activation of the feed-forward networks. None: that of the tutorial, `relu` for the lecture,
+            `gelu` for nanoGPT and `gelu-tanh` for minGPT. Weights whose output layer is not tied to the embeddings
+            count as minGPT's.
         pad_id: the id of padding; a row of zeros, or one that no text has.
         eos_id: the id of the end of a text.
 
@@ -341,10 +350,10 @@ def _as_nano_gpt(weights: Mapping[str, Tensor], num_heads: int) -> dict[str, Ten
 
 
 def _normalize_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a tutorial model's weights in float32 as a dict by name, so that one table of names fits each style.
+    """Return a tutorial model's weights with uniform names, a dict of float32 tensors.
 
-    Norms' `a_2` and `b_2` become `weight` and `bias`, heads that are modules of their own are joined, and tables of
-    sinusoids are left out.
+    The weights `a_2` and `b_2` of norms are renamed to `weight` and `bias`. Attention heads that are modules of their
+    own are joined. Tables of sinusoids are left out.
     """
     renamed_weights = {}
     for name, tensor in weights.items():
@@ -360,9 +369,10 @@ _HEADS_OUTPUT = re.compile(r"(.*)\.output_linear\.(weight|bias)")
 
 
 def _join_heads(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights by name in which the projections of attention heads that are modules of their own are one matrix.
+    """Return a dict of weights in which attention heads that are modules of their own are joined.
 
-    The joined projections are named `W_Q`, `W_K` and `W_V`, and the output layer `fc`; other weights keep their names.
+    The heads' query projections are concatenated to one matrix `W_Q`, and those of keys and values to `W_K` and `W_V`.
+    The output layer is renamed to `fc`. Other weights keep their names.
     """
     heads: dict[str, dict[int, Tensor]] = {}
     joined = {}
@@ -456,9 +466,10 @@ def _layer_weights(
 def _neutral(
     weights: Mapping[str, Tensor], expected: Mapping[str, tuple[tuple[str, ...], torch.Size]], style: Style
 ) -> dict[str, Tensor]:
-    """Return zeros for biases and ones for norms that no layer of a tutorial model has, so that no output changes.
+    """Return zeros for biases, and ones for norms, that no layer of a tutorial model has.
 
-    Only the styles `separate` and `karpathy` may lack norms; `annotated` gets none, because it has all weights.
+    These values change no output. Only the styles `separate` and `karpathy` may lack norms. In the style `annotated`
+    nothing is added, because such a model has all weights.
 
     Args:
         weights: the weights that exist, by the tutorial's names.
@@ -482,12 +493,14 @@ def _neutral(
 
 
 def _their_names(name: str, style: Style, names: TutorialNames) -> tuple[str, ...]:
-    """Return a tuple of a tutorial's names of the tensors whose concatenation is a parameter of this package.
+    """Return a tutorial's names of the tensors that form one parameter of this package, a tuple.
+
+    The parameter is the concatenation of these tensors.
 
     Args:
         name: this package's name, such as `encoder_layers.0.feed_forward.inner.bias`.
         style: the tutorial's way of naming.
-        names: the names of its stacks and layers.
+        names: the tutorial's names of stacks and layers.
     """
     stacks = {"encoder": names.encoder, "decoder": names.decoder}
     first, _, rest = name.partition(".")
@@ -532,7 +545,10 @@ def permute_model_width(weights: Mapping[str, Tensor], config: ModelConfig, orde
 
 
 def _axis(name: str) -> int | None:
-    """Return the index of the axis of the weight with this name that has the model's width; None if there is none."""
+    """Return the axis of a weight that is indexed by the residual stream's dimensions; None if there is none.
+
+    `name` is this package's name of the weight.
+    """
     if name == "output_bias":
         return None
     if name in ("source_weight", "own_target_weight", "own_output_weight") or name.endswith(_READERS):

@@ -84,14 +84,14 @@ def read_vocabulary(
     """Make a tokenizer of a vocabulary of your own, whose tokens keep their ids.
 
     `transduce.save` stores the tokenizer with a model, such as a tutorial's. A list of words needs texts whose tokens
-    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end, except that the
-    unused start symbol of a sentencepiece model becomes the padding.
+    are separated by spaces. Missing tokens for padding, the end and unknown words are added at the end. Exception: if a
+    sentencepiece model has no padding, its start symbol, which is not used, becomes the padding.
 
     Args:
         source: a sentencepiece model, a tokenizer.json, a word list (a token a line, or a JSON list or object of ids),
             a folder with a tokenizer, or a list or mapping of tokens.
         target: the vocabulary of the target side; None: `source` serves both sides.
-        user_symbols: tokens that are never split; those that the vocabulary lacks are added at the end.
+        user_symbols: tokens that are never split. If the vocabulary lacks a token, it is added at the end.
         source_start: put the start symbol of a word list, such as ``<bos>``, before each source sentence, as some
             tutorials do.
 
@@ -99,7 +99,8 @@ def read_vocabulary(
         The tokenizer.
 
     Raises:
-        TransduceError: a file is no vocabulary, or the two sides have other ids for padding and end.
+        TransduceError: a file is no vocabulary, the two sides have different forms or different ids for padding or the
+            end, a user symbol is a special token, or `source_start` is set without a word list that has a start symbol.
     """
     opened = open_vocabulary(
         [source] if target is None else [source, target], symbols=as_list(user_symbols, "user_symbols")
@@ -110,18 +111,22 @@ def read_vocabulary(
 def open_vocabulary(
     sources: Sequence[VocabularySource], *, symbols: Sequence[str] = (), nfc: bool = False
 ) -> OpenedVocabulary:
-    """Make a tokenizer of one existing vocabulary for source and target, or of one each; return an `OpenedVocabulary`.
+    """Make a tokenizer of existing vocabularies: one for both sides, or one each for source and target.
 
-    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added, with a note; the unused
-    start symbol of a sentencepiece model may become the padding instead.
+    Tokens keep their ids. Missing tokens for padding, the end and unknown words are added. If a sentencepiece model has
+    no padding, its start symbol, which is not used, may become the padding instead.
 
     Args:
-        sources: the vocabulary of both sides, or those of source and target: files, folders, or lists of tokens.
-        symbols: tokens that are never split; those that a vocabulary lacks are added at its end.
+        sources: one vocabulary for both sides, or two, for source and target: files, folders, or lists of tokens.
+        symbols: tokens that are never split. If a vocabulary lacks a token, it is added at the end.
         nfc: compose the characters of texts (Unicode NFC) before a sentencepiece model reads them.
 
+    Returns:
+        An `OpenedVocabulary`: the tokenizer, and a note on each special token that was added or replaced.
+
     Raises:
-        TransduceError: a file is no vocabulary, or the two sides do not fit together.
+        TransduceError: a file is no vocabulary, the two sides do not fit together, or one of `symbols` is a special
+            token.
     """
     notes = list[str]()
     if len(sources) == 1:
@@ -209,10 +214,12 @@ def _text(content: bytes) -> str | None:
 
 
 def _lines_or_json(text: str, path: Path) -> Any:
-    """Return a word list's lines, or the value that JSON describes; a first line such as [PAD] is not JSON.
+    """Return a word list's lines, or the value that its JSON describes.
+
+    A text that begins with `{` or `[` is JSON, unless its first line is a special token such as [PAD].
 
     Raises:
-        TransduceError: the text begins like JSON, but is none.
+        TransduceError: the text begins like JSON, but is not valid.
     """
     if text.lstrip()[:1] not in ("{", "[") or _SPECIAL_LINE.match(text):
         return text.removesuffix("\n").split("\n")
@@ -226,10 +233,10 @@ def _lines_or_json(text: str, path: Path) -> Any:
 
 
 def _with_special_pieces(content: bytes, location: str, notes: list[str]) -> bytes:
-    """Return the bytes of a sentencepiece model with tokens for padding and the end of a text, which it may lack.
+    """Return the bytes of a sentencepiece model, completed with tokens for padding and the end of a text.
 
-    If padding is missing and the model has a start symbol `<s>`, which nothing else uses, that becomes the padding.
-    Otherwise a missing token is added at the end.
+    A missing token is added at the end of the vocabulary. Exception: if the padding is missing, the start symbol `<s>`,
+    which nothing else uses, becomes the padding.
 
     Args:
         content: the bytes of the model; they are returned as they are if nothing is missing.
@@ -296,7 +303,10 @@ def read_words(path: Path, *, may_be_space: bool = False) -> dict[str, int]:
 
 
 def start_symbol_id(ids: Mapping[str, int]) -> int | None:
-    """Return the id of a word list's start symbol, by its usual names such as <s> and <bos>; None if it has none."""
+    """Return the id of a word list's start symbol; None if the list has none.
+
+    The symbol is found by its usual names, such as <s> and <bos>.
+    """
     return _named(ids, "bos")
 
 
@@ -453,10 +463,10 @@ def _with_start(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def learn_words(sides: Sequence[Iterable[str]], size: int, *, min_count: int, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Learn a vocabulary of the most frequent whole words, one for source and target together or one for each.
+    """Learn one joint vocabulary of the most frequent whole words, or one vocabulary for each side.
 
     Args:
-        sides: the texts of both sides together, or those of source and target.
+        sides: one iterable of texts for a joint vocabulary, or two, for source and target.
         size: maximum number of tokens of a vocabulary, with special tokens and symbols.
         min_count: how often a word must occur at least.
         symbols: tokens that are never split, which each vocabulary gets.
@@ -592,13 +602,16 @@ def _special_already(symbol: str) -> TransduceError:
 
 
 def tokens_before(base: Vocabulary, vocabulary: Vocabulary) -> list[list[int]]:
-    """Return for each token that an extended vocabulary adds a list of base token ids that spell the token's text.
+    """Return the base tokens that spell the tokens that an extended vocabulary adds.
 
-    From the embeddings of these ids, the embedding of the new token is initialized. Each list has at least one id.
+    The embedding of an added token is initialized from the embeddings of its base tokens.
 
     Args:
         base: the vocabulary before the extension.
         vocabulary: the extended vocabulary, whose first ids are those of the base.
+
+    Returns:
+        For each added token, a list of at least one id of the base vocabulary.
     """
     space = base.id(_SPACE)
     rows = []

@@ -97,12 +97,15 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 @explain_wrong_types
 def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *, rescale: bool = True) -> Coverage:
-    """Overwrite the embeddings of tokens that occur in a file of word vectors with their vectors.
+    """Overwrite the embeddings of a vocabulary's tokens with word vectors from a file.
 
-    A token that begins a word gets the vector of that word: of its spelling with the leading ▁, without it, or of the
-    latter in lower case, in this order. A token inside words gets the vector of its spelling only if it is punctuation
-    or of a script without spaces, such as Chinese: the `ing` of `sing` is not the word `ing`. If the file has vectors
-    of tokens (at least a tenth begin with ▁, Ġ or ##), every token gets the vector of exactly its own spelling.
+    A token that begins a word gets the vector of the first of these spellings that the file has: the token; the token
+    without its leading ▁; the token without ▁ in lower case. A token inside words gets a vector only if it is
+    punctuation or of a script without spaces, such as Chinese: the `ing` of `sing` is not the word `ing`.
+
+    If at least a tenth of the file's words begin with ▁, Ġ or ##, the file has vectors of tokens. Then every token gets
+    the vector of exactly its own spelling.
+
     Rows of other tokens, and of padding, end and unknown, stay unchanged.
 
     Args:
@@ -116,7 +119,7 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
         The `Coverage` of the vocabulary: how many tokens have a vector.
 
     Raises:
-        TransduceError: the file has another format, or its vectors are not as wide as the model.
+        TransduceError: the file cannot be read or has another format, or its vectors are not as wide as the model.
     """
     found = match_vectors(vocabulary, path, weight.shape[1])
     copy_vectors(weight, found, rescale=rescale)
@@ -126,10 +129,12 @@ def fill_embeddings(weight: Tensor, vocabulary: Vocabulary, path: str | Path, *,
 def match_vectors(vocabulary: Vocabulary, path: str | Path, width: int) -> MatchedVectors:
     """Return the vectors of a file that belong to tokens of a vocabulary, as `MatchedVectors`.
 
-    A token that begins a word gets the vector of that word: of its spelling with the leading ▁, without it, or of the
-    latter in lower case, in this order. A token inside words gets the vector of its spelling only if it is punctuation
-    or of a script without spaces, such as Chinese: the `ing` of `sing` is not the word `ing`. If the file has vectors
-    of tokens (at least a tenth begin with ▁, Ġ or ##), every token gets the vector of exactly its own spelling.
+    A token that begins a word gets the vector of the first of these spellings that the file has: the token; the token
+    without its leading ▁; the token without ▁ in lower case. A token inside words gets a vector only if it is
+    punctuation or of a script without spaces, such as Chinese: the `ing` of `sing` is not the word `ing`.
+
+    If at least a tenth of the file's words begin with ▁, Ġ or ##, the file has vectors of tokens. Then every token gets
+    the vector of exactly its own spelling.
 
     Args:
         vocabulary: the vocabulary; padding, end and unknown get no vector.
@@ -327,8 +332,8 @@ def _numbers_at_end(line: bytes) -> int:
 def _is_numbered_word(line: bytes, width: int) -> bool:
     """Return whether a line seems to begin with a word that ends with whole numbers, such as `article 5`.
 
-    The result is True if the line ends with more than `width` numbers, of which the last `width` (the vector) have a
-    decimal point and the ones before them have none.
+    The result is True if more than `width` numbers end the line, the last `width` of them (the vector) have decimal
+    points, and the numbers before have none.
     """
     word, *numbers = line.rstrip().rsplit(b" ", width)
     extra = word.split(b" ")[1:][width - _numbers_at_end(line) :]
@@ -391,10 +396,14 @@ def _read_text(
 def _word_of_line(line: bytes, width: int, location: str, *, is_stated: bool) -> tuple[str, Vector]:
     """Return the word in a line and its vector, float32 (width,).
 
-    Without a header that states the width (`is_stated`), a word must not end with a number such as 1.5.
+    Args:
+        line: the line.
+        width: the number of dimensions of the vector.
+        location: the file and line, for messages.
+        is_stated: whether the file's header states the width. If not, a word must not end with a number such as 1.5.
 
     Raises:
-        TransduceError: the line holds anything else; `location` is the file and line.
+        TransduceError: the line does not hold a word and a vector of this width and of finite numbers.
     """
     if b"\t" in line.rstrip():
         raise TransduceError(
@@ -479,10 +488,9 @@ class _BufferedBytes:
         return self.buffer + self.file.read(1 << 16)
 
     def until_space(self) -> bytes | None:
-        """Return the bytes of the file before the next space, and skip them and the space.
+        """Return the bytes of the file before the next space; skip these bytes and the space.
 
-        The result is None if the file ends before a space, or about 10,000 bytes have none, so that they cannot be a
-        word.
+        The result is None if no space follows, or only after more than about 10,000 bytes, which cannot be a word.
         """
         while (end := self.buffer.find(b" ")) < 0:
             more = self.file.read(1 << 16)

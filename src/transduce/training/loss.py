@@ -70,11 +70,14 @@ class StepTotals(NamedTuple):
         )
 
     def sum_over(self, processes: Processes, *, stop: bool) -> "StepTotals":
-        """Return the step's totals in all processes, of which each passes its own; every process must call it.
+        """Return the step's totals over all processes.
+
+        Every process must call this method on its own totals.
 
         Args:
             processes: the processes of the run.
-            stop: True if this process got a signal to stop; the result's `stop` is the number of those that did.
+            stop: True if this process got a signal to stop. The result's `stop` is the number of processes that got
+                one.
         """
         if processes.count == 1:
             return self._replace(stop=int(stop))
@@ -160,12 +163,12 @@ def row_cross_entropy(
         weight: the output projection, (V, D).
         labels: the labels, (N,).
         bias: the output projection's bias, (V,); None: there is none.
-        present: a mask (N,) of the rows whose losses count. All rows are computed, because selecting some would
-            synchronize with the GPU. So other rows must be finite, with valid token ids as labels, and `Loss.tokens`
-            counts all rows. None: all rows count.
+        present: a mask (N,) of the rows whose losses count; None: all rows count. Other rows are computed, too, because
+            a selection would synchronize with the GPU. They need finite hidden states and valid token ids as labels,
+            and `Loss.tokens` includes them.
         frozen_row: a row of weight and bias that gets no gradient; None if all rows are trained.
         label_smoothing: ε.
-        factors: the weight of each row's loss, (N,), float32, if `present` is None; None: 1.
+        factors: the weight of each row's loss, (N,), float32; None: 1. It must be None if `present` is set.
     """
     if present is not None:
         # Zero rows contribute nothing to the weight gradient or to sums of rows.
@@ -258,13 +261,13 @@ class _LossGradients:
         labels: Tensor,
         counted: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the logits and the softmax term of all gradients (the gradients of the summed log-sum-exp).
+        """Compute the logits, and the gradients of the summed log-sum-exp (the softmax term of all gradients).
 
         Args:
             states: the hidden states, and the hidden states times the rows' factors, (N, D) each.
-            projected_by: weight (V, D) and bias (V,) of the output projection.
-            labels: (N,).
-            counted: the mask or the factors of the rows, (N,).
+            projected_by: the output projection: its weight, (V, D), and its bias, (V,), or None.
+            labels: the labels, (N,).
+            counted: a mask or the factors of the rows, (N,); None: all rows count with the factor 1.
 
         Returns:
             The logit at each row's label, and each row's log-sum-exp, (N, 1) each.
@@ -308,11 +311,11 @@ class _LossGradients:
 
         Args:
             weighted: the hidden states, each row times its factor, (N, D).
-            weight: weight of the output projection, (V, D).
-            labels: (N,).
+            weight: the weight of the output projection, (V, D).
+            labels: the labels, (N,).
             options: label smoothing and the factors.
-            row_factors: the factor of each row, (N,); without factors, 1 for rows that the mask counts, else 0.
-            totals: the sum over the rows of `weighted` and that over the rows of `weight`, (D,) each.
+            row_factors: the factor of each row, (N,). Without factors, it is 1 for rows that count and 0 for others.
+            totals: two sums over rows, (D,) each: of the rows of `weighted` and of the rows of `weight`.
         """
         (total_hidden, total_row), smoothing = totals, options.label_smoothing
         if self.hidden is not None:
@@ -329,9 +332,10 @@ class _LossGradients:
             self.bias -= row_factors.sum() * (smoothing / len(weight))
 
     def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
-        """Return a list of the gradients of weight and bias, in the weight's dtype, or float32 if buffers collect them.
+        """Return a list of the gradients of weight and bias.
 
-        The gradient of the frozen row is zero; one that was not requested is None.
+        A gradient that was not requested is None. The gradient of the frozen row is zero. If a buffer collects a
+        gradient, it stays in the dtype in which it was summed; otherwise it gets the weight's dtype.
         """
         found: list[Tensor | None] = []
         for gradient, total in zip((self.weight, self.bias), options.sums, strict=True):
@@ -407,10 +411,15 @@ def _add_rows(total: Tensor, ids: Tensor, part: Tensor, factor: float) -> None:
 
 
 def _softmax(logits: Tensor, at_label: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities, (N, V), and each row's log-sum-exp, (N, 1); the logits (N, V) may be overwritten.
+    """Return the probabilities, (N, V), and the log-sum-exp of each row, (N, 1); the logits may be overwritten.
 
-    `labels` (N, 1) are the rows' labels, and `at_label` (N, 1) their logits, from which the log-sum-exp is derived,
-    or from the largest logit if a label's probability is too small.
+    The log-sum-exp is the logit of a label minus the logarithm of the label's probability. If this probability
+    underflows, the largest logit of the row takes the place of the label's.
+
+    Args:
+        logits: the logits, (N, V).
+        at_label: the logit of each row's label, (N, 1).
+        labels: the label of each row, (N, 1).
     """
     kernels: TrainingKernels | None = backend_in_use()
     if kernels is not None and kernels.supports_logits(logits):

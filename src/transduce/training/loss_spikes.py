@@ -1,6 +1,7 @@
-"""Detect losses that show harm: spikes, whose steps are skipped and recorded for the user, and harm by dropout.
+"""Detect spikes of the training loss, and dropout that does harm.
 
-The record of a skipped step holds the batch, its text, and the first module or gradient with a non-finite number.
+A step with a spike changes no weights and is recorded for the user. The record holds the batch, its text, and the first
+module or gradient with a number that is not finite.
 """
 
 import math
@@ -126,7 +127,7 @@ _MAX_PARAMETERS = 10
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch of a training step, several of which are summed by gradient accumulation, with its loss."""
+    """A micro-batch of a training step, with its loss."""
 
     position: int
     """The index of the micro-batch in the whole run, from 0, which seeds its random numbers."""
@@ -307,8 +308,8 @@ class DropoutMonitor:
         """Return the summed negative log-likelihood of batches, in nats, computed without dropout.
 
         Args:
-            losses: an iterable that computes the loss of a batch when its next item is requested, so that dropout can
-                be disabled meanwhile.
+            losses: the losses of the batches. The iterable must compute each loss only when it is requested, because
+                dropout is disabled only during the iteration.
         """
         for module in self._modules:
             module.eval()
@@ -320,12 +321,13 @@ class DropoutMonitor:
                 module.train()
 
     def judge(self, step: int, sums: StepTotals, without: float) -> str | None:
-        """Disable dropout if the loss is more than 5 % higher without it, and return a message; else return None.
+        """Disable dropout if it does harm, and return a message for the user; else return None.
 
-        A model whose loss is higher without dropout has come to depend on the noise.
+        Dropout does harm if the loss is more than 5 % higher without dropout: the model has come to depend on the
+        noise. A loss that is not finite disables nothing.
 
         Args:
-            step: the last step.
+            step: the number of the last step.
             sums: the totals of that step, with dropout.
             without: the summed negative log-likelihood of the same batches without dropout.
         """

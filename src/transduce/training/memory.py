@@ -59,12 +59,13 @@ def least_memory(
 ) -> tuple[int, int]:
     """Return a pair: the number of a model's parameters, and the bytes that its training needs at least.
 
-    The bytes are those of the weights and, for trained weights, of the gradients and the optimizer's running means.
-    Batches need memory in addition (`try_batches`).
+    The bytes are those of the weights, their gradients, the optimizer's running means and the moving average. With
+    LoRA, only the weights count. With `training.sharded`, the bytes are those of one process. Batches need memory in
+    addition (`try_batches`).
 
     Args:
         config: the model's configuration.
-        training: the settings of training, whose open settings count as those that need least memory.
+        training: the settings of training. A setting of None counts as the value that needs least memory.
         machine: the machine that trains.
         knows_vocabulary: False if the configuration has placeholders as vocabulary sizes; the embeddings are then not
             counted.
@@ -77,10 +78,14 @@ def least_memory(
 
 
 def count_unbuilt(config: ModelConfig, *, with_embeddings: bool = True) -> int:
-    """Return the number of parameters, with or without those of embeddings, of a model that need not fit in memory.
+    """Return the number of a model's parameters without allocating memory for them.
 
-    The number is 0 for a model with a component of the user's that cannot be built on PyTorch's meta device, and 2^50
-    if the sizes overflow.
+    The number is 0 if the model cannot be built on PyTorch's meta device, because of a component of the user's. It is
+    2^50 or more if the sizes overflow.
+
+    Args:
+        config: the model's configuration.
+        with_embeddings: False: matrices with one row per token of the vocabulary are not counted.
     """
     stacks = {
         name: layers

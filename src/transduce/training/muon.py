@@ -46,11 +46,11 @@ class MatrixShapes(NamedTuple):
 
 
 def orthogonalize(matrices: Tensor, scale: float = 1.0) -> Tensor:
-    """Return matrices (N, R, C) with unchanged singular vectors and singular values close to one, times `scale`.
+    """Return matrices (N, R, C) with unchanged singular vectors, and with singular values close to `scale`.
 
-    Let r be the fourth root of the sum of a matrix's singular values to the fourth power. Singular values of at least
-    r / 100, which include the largest, become 0.72 to 1.27. A smaller one, σ, becomes about 77 σ / r; zero stays zero.
-    (The polynomials get σ / 1.01 r, a margin for rounding.) The computation uses the matrices' dtype.
+    Let r be the fourth root of the sum of σ⁴ over the singular values σ of a matrix. A singular value of at least
+    0.01 r, such as the largest one, becomes 0.72 to 1.27 times `scale`. A smaller one becomes about 77 σ / r times
+    `scale`, so zero stays zero. The computation uses the matrices' dtype.
     """
     result = matrices.clone()
     _orthogonalize_in_place(list(result), scale, matrices.dtype)
@@ -137,11 +137,12 @@ class Muon:
             master: float32 vector, changed by each update: the rows of the weights that this process holds, in their
                 order.
             gradient: a vector of equal length.
-            weights: the weights by name.
+            weights: the shapes of the weights by name.
             settings: settings of the run.
-            gather: if each process holds only some rows: a function from a weight's name and local rows to a pair, the
-                complete weight and the index of this process's first row; None: all rows are local.
-            processes: if each process holds all rows: the processes that share the work.
+            gather: a function for processes that each hold some of the rows; None if this process holds all rows. It
+                takes a weight's name and its local rows, and returns the complete weight and the index of the first
+                local row.
+            processes: the processes that share the work, if each holds all rows; None: this process does all work.
         """
         self.master, self.gradient = master, gradient
         self.momentum = torch.zeros_like(master)
@@ -225,10 +226,10 @@ class Muon:
 
 
 def _group_by_memory(weights: Mapping[str, MatrixShapes], processes: int, max_elements: int) -> list[list[str]]:
-    """Divide weights into groups, lists of names, each of which is orthogonalized together to limit the memory.
+    """Divide weights into groups, each of which is orthogonalized together, to limit the memory.
 
-    A group ends with the weight by which it reaches `max_elements` elements, or an equal share of all elements for each
-    process if that is smaller.
+    A group is a list of names. It ends with the weight that makes it reach the target size, in elements. The target
+    size is `max_elements`, or the elements of all weights divided by `processes` if that is smaller.
     """
     sizes = {name: sum(weight.rows) * weight.local_shape[1] for name, weight in weights.items()}
     max_elements = min(max_elements, sum(sizes.values()) // processes)

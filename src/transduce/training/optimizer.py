@@ -71,15 +71,18 @@ class GradientReduction:
             position += parameter.numel()
 
     def begin(self, *, last: bool) -> None:
-        """Prepare for a backward pass; in the last one of a step, each chunk of the gradient is summed over processes.
+        """Prepare for a backward pass; `last` is True for the last one of a step.
 
-        The sum of a chunk starts as soon as the chunk is complete, while the backward pass goes on.
+        During the last backward pass, each chunk of the gradient is summed over processes as soon as it is complete.
         """
         self._sending = last
         self._missing, self._left = list(self._parameters_in), len(self.bounds)
 
     def finish(self) -> None:
-        """Finish a backward pass; after the last of a step, wait for the sums of all gradient chunks over processes."""
+        """Finish a backward pass.
+
+        After the last backward pass of a step, wait until all chunks of the gradient are summed over processes.
+        """
         self._missing = [0] * len(self.bounds)  # some parameters may be unused, or the pass may be a replay
         self._begin_sums()
         for work in self._works:
@@ -214,12 +217,14 @@ class FlatUpdate:
         Args:
             master: float32 vector of weights, changed by each update.
             gradient: a vector of equal length.
-            shapes: shapes of the parameters by name, in their order in `master`; those of `matrices` come last.
+            shapes: shapes of the parameters by name, in their order in `master`; the parameters in `matrices` come
+                last.
             settings: settings of the run.
             matrices: names of the parameters that Muon updates, each with the row counts of its stacked matrices.
             working: receives a rounded copy of the master weights after each update; None if no copy is needed.
-            gather: if each process holds only some rows: returns a complete weight, as for `Muon`.
-            processes: if each process holds all rows: the processes, which all take the same update.
+            gather: a function as for `Muon`, for processes that each hold some of the rows; None: this process holds
+                all.
+            processes: the processes that each hold all rows and take the same update; None: there is only this process.
         """
         self.master, self.gradient, self.settings, self.shapes = master, gradient, settings, shapes
         self.masters = self._named(master, shapes)
@@ -238,9 +243,15 @@ class FlatUpdate:
         )
 
     def update(self, norm: float, tokens: float, rate: float, weight_decay: float) -> None:
-        """Update all parameters from a gradient that is summed over `tokens` tokens, whose norm per token is `norm`.
+        """Update all parameters from the accumulated gradient, and set the gradient to zero.
 
-        The gradient is clipped and divided by the tokens first, and is zero afterwards.
+        The gradient is clipped and divided by `tokens` first.
+
+        Args:
+            norm: the norm of the gradient per token, which decides about clipping.
+            tokens: the number of tokens over which the gradient was summed, or the sum of their weights.
+            rate: the learning rate.
+            weight_decay: matrices are multiplied by 1 - rate × weight_decay before the update.
         """
         clip = self.settings.clip_norm
         factor = (min(1.0, clip / (norm + 1e-6)) if clip else 1.0) / tokens
@@ -388,7 +399,7 @@ STATISTICS = "statistics"
 
 
 class RunningStatistics:
-    """A copy of a model's persistent buffers, such as BatchNorm's statistics, from which skipped steps are undone."""
+    """A copy of a model's persistent buffers (such as BatchNorm's statistics), used to undo skipped steps."""
 
     def __init__(self, model: nn.Module) -> None:
         stored = model.state_dict().keys()
@@ -417,7 +428,10 @@ class RunningStatistics:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor | StoredTensor]) -> None:
-        """Set the model's buffers, and the copies of the last complete update, to a checkpoint's tensors, by name."""
+        """Set the model's buffers to the tensors of a checkpoint, by name.
+
+        The copies that `restore` uses are set to the same tensors.
+        """
         for name, accepted in self.accepted.items():
             stored = tensors[name]
             accepted.copy_(stored if isinstance(stored, Tensor) else stored[:])
@@ -425,13 +439,14 @@ class RunningStatistics:
 
 
 def refuse_buffers_of_one_process(model: nn.Module, count: int, *, sharded: bool) -> None:
-    """Raise an error if buffers of a model would differ between `count` processes, or would not be stored.
+    """Refuse to train a model with several processes if its buffers would differ between them or be lost.
 
-    Buffers that only become known when they change, in the first step, are refused by `FlatOptimizer.step`.
+    Nothing is refused if `count`, the number of processes, is 1. Buffers that only become known when they change, in
+    the first step, are refused by `FlatOptimizer.step`.
 
     Raises:
-        TransduceError: there are several processes, and a module keeps running statistics of its inputs; or the model
-            is divided among them (`sharded`), and has a buffer of any kind, as only parameters are stored then.
+        TransduceError: a normalization keeps running statistics of its inputs, which differ between processes. Or the
+            model is divided among the processes (`sharded`) and has persistent buffers, which are not stored then.
     """
     if count == 1:
         return
@@ -495,12 +510,13 @@ class Optimizer(Protocol):
 
     @property
     def rows(self) -> dict[str, RowRange] | None:
-        """A dict by parameter name of the rows of complete tensors that this process holds; None if it holds all."""
+        """The range of rows of each parameter that this process holds, by name; None if it holds all rows."""
 
     def load_state(self, state: Mapping[str, Mapping[str, Tensor | StoredTensor]], updates: int) -> None:
-        """Load the tensors of a checkpoint, by kind and name; of complete tensors, only the needed rows are read.
+        """Load the tensors of a checkpoint, a dict by kind of dicts by name.
 
-        `updates` is the number of updates taken before.
+        The tensors are complete; a process that holds only some rows reads only these rows. `updates` is the number of
+        updates taken before the checkpoint.
         """
 
     def weights_to_keep(self) -> dict[str, Tensor]:
@@ -619,10 +635,12 @@ class FlatOptimizer(Optimizer):
 def trainable_parameters(
     model: nn.Module, settings: ResolvedTraining
 ) -> tuple[dict[str, nn.Parameter], dict[str, tuple[int, ...]]]:
-    """Return two dicts by name: a model's trainable parameters, and the matrices within those that Muon updates.
+    """Return a model's trainable parameters, and which of them Muon updates.
 
-    In the first dict, shared parameters are listed once, and those that Muon updates come last. The second dict holds,
-    for each of the latter, the numbers of rows of its stacked matrices; it is empty for other optimizers.
+    Returns:
+        A pair of dicts by name. The first holds all trainable parameters, each shared parameter once; the parameters
+        that Muon updates come last. The second maps the name of each parameter that Muon updates to the numbers of rows
+        of its stacked matrices. It is empty for other optimizers.
     """
     learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     matrices = layer_matrices(model) if settings.optimizer == "muon" else {}

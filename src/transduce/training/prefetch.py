@@ -112,15 +112,17 @@ class PackedArrays(NamedTuple):
 def pack_arrays(
     source: Ids, target: Ids, *, pad_id: int, start_id: int, capacity_for: int | None = None
 ) -> PackedArrays | None:
-    """Concatenate the sentences of a batch without their padding, as one array with what is needed to find them.
+    """Concatenate the sentences of a batch, without their padding, in one array.
+
+    The array also holds the positions of the tokens, and the start and length of each sentence. `unpack` splits it.
 
     Args:
-        source: (B, S), padded at the right.
-        target: (B, T), padded at the right.
+        source: token ids, (B, S), padded at the right.
+        target: token ids, (B, T), padded at the right.
         pad_id: the padding id.
         start_id: the first input of the decoder.
-        capacity_for: the maximum permitted sentence length, if batches must have few distinct sizes. Unused capacity is
-            then filled with sentences of padding, which do not count. None: the sizes are exact.
+        capacity_for: the maximum permitted sentence length, if sizes are to be rounded up so that few distinct sizes
+            occur. Sentences of padding then fill the difference, and do not count in the loss. None: exact sizes.
 
     Returns:
         The array and its sizes; None if a sentence is empty or has padding between tokens.
@@ -190,12 +192,12 @@ class _SidePositions(NamedTuple):
 
 
 def _concatenated(ids: list[Ids], *counts: Ids) -> Ids:
-    """Return the numbers of a packed batch (without padding) as one vector, which `unpack` splits again.
+    """Join the parts of a packed batch (without padding) into one vector, which `unpack` splits again.
 
     Args:
         ids: vectors of token ids.
-        counts: each side's number of tokens per sentence, from which the positions of tokens and the starts of
-            sentences follow.
+        counts: for the sources and for the targets, the number of tokens of each sentence. The positions of tokens and
+            the starts of sentences are derived from `counts`.
     """
     parts = list(ids)
     for each in counts:
@@ -238,7 +240,7 @@ def _power_of_2(minimum: int) -> int:
 
 
 class _Recording:
-    """A namespace for one variable of the process that disables CUDA graphs, whose replay runs no hooks of modules."""
+    """A namespace for the process's switch that disables CUDA graphs, because a replayed graph runs no hooks."""
 
     is_disabled = False
 
@@ -313,7 +315,10 @@ class PackedLoss:
         )
 
     def _replay(self, packed: PackedAttention, recorder: LossRecorder, arrays: PackedArrays, tokens: int) -> Loss:
-        """Return the loss of a packed batch of `tokens` target tokens, by a CUDA graph for batches of these sizes."""
+        """Return the loss of a packed batch, computed by the CUDA graph for batches of its sizes.
+
+        `tokens` is the number of target tokens.
+        """
 
         def compute(numbers: Tensor) -> tuple[Tensor, Tensor]:
             return self._loss(packed, unpack(numbers, arrays.size))[:2]

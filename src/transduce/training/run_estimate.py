@@ -135,9 +135,11 @@ class LearningCurves:
     def estimate(self, earlier: CurvePoint, point: CurvePoint, steps: int) -> ScoreEstimate:
         """Return the estimate of a run's final BLEU with an interval, from two of its validations.
 
-        The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). Fits that
-        each leave out one corpus give estimates, and their errors on runs of that corpus. The ends of the interval are
-        quantiles of the estimates minus and plus the errors, and at least 1.5 BLEU from the estimate.
+        The interval follows the jackknife+ (Barber et al. 2021, "Predictive inference with the jackknife+"). For each
+        corpus there is a fit without the runs of that corpus. Each recorded validation that is similar to `point` gives
+        a new estimate, by the fit without its corpus, and the error of that fit on the recorded validation. The lower
+        end of the interval is a quantile of these estimates minus errors, the upper end a quantile of estimates plus
+        errors. Each end is at least 1.5 BLEU from the returned estimate, within 0 to 100.
         """
         features, here = _features(earlier, point, steps), _position(point, steps)
         distances = [float(np.abs(each.position - here).sum()) for each in self.examples]
@@ -157,13 +159,20 @@ class LearningCurves:
 
 
 def earlier_point(points: Sequence[CurvePoint], step: int) -> CurvePoint | None:
-    """Return the validation before `step` that is nearest to `step` / 2 on a logarithmic scale; None if none is."""
+    """Return the validation whose step is nearest to `step` / 2 on a logarithmic scale.
+
+    Only validations before `step` are candidates; None if there is none.
+    """
     before = [point for point in points if point.step < step]
     return min(before, key=lambda point: abs(math.log(2 * point.step / step)), default=None)
 
 
 def _examples(run: RecordedRun) -> list[_Example]:
-    """Return a list of a run's examples: one for each validation at a usual share of the run, with an earlier one."""
+    """Return a list of the validations of a recorded run that the regression is fitted to, as examples.
+
+    A validation is left out if no other validation precedes it, if it is before step 90, or if its share of the run's
+    steps is not between 6 % and 70 %.
+    """
     first, last = (share * run.steps for share in _SHARES)
     examples = []
     for point in run.points:
@@ -186,14 +195,14 @@ def _features(earlier: CurvePoint, point: CurvePoint, steps: int) -> NDArray[np.
 
 
 def _position(point: CurvePoint, steps: int) -> NDArray[np.float64]:
-    """Return a vector, logit BLEU and log2(steps / step), that is near the vectors of similar validations."""
+    """Return the vector (logit of BLEU, log2(steps / current step)); similar validations have similar vectors."""
     return np.array([_logit(point.bleu), math.log2(steps / point.step)])
 
 
 def _fit(examples: Sequence[_Example]) -> NDArray[np.float64]:
-    """Return a vector of coefficients: a ridge regression from examples' features to their gains in the logit of BLEU.
+    """Fit a ridge regression from the examples' features to their gains, and return its coefficients.
 
-    Each corpus has the same weight, however many examples it has.
+    A gain is an increase of the logit of BLEU. Each corpus has the same weight, however many examples it has.
     """
     count = Counter(each.corpus for each in examples)
     weights = np.array([1.0 / count[each.corpus] for each in examples])
@@ -304,14 +313,15 @@ def estimate_run(
     """Return the estimate of a run from the durations of its parts.
 
     Args:
-        durations: the durations; that of a validation may be NaN, and is then assumed.
+        durations: the durations. If that of a validation is NaN, because none was measured, it is assumed.
         training: the run's settings.
         parameters: number of trained parameters.
-        elapsed_seconds: the time since the start of the command; of a probe, only its first step counts.
-        step: the number of steps that the run has taken in this time and, if it was resumed, before.
-        new_steps: how many of these steps the command has taken.
+        elapsed_seconds: the time since the start of the command. Steps taken only to measure the speed do not count,
+            except the first.
+        step: the number of steps that the run has taken, including those before it was resumed.
+        new_steps: how many of these steps this command has taken.
         end_validations: how many validations take as long as the final evaluation.
-        validated: True if the process has validated a model, so that its memory includes a validation's.
+        validated: True if the process has validated a model, so that its peak memory includes a validation's.
     """
     budget = None if training.minutes is None else 60.0 * training.minutes
     steps = training.steps or 1
@@ -357,10 +367,11 @@ def _due(step: int, steps: int, every: int | None) -> int:
 
 
 def with_score(estimate: RunEstimate, events: Sequence[ValidationEvent]) -> RunEstimate:
-    """Return an estimate of a run, with the final dev score added if two validations during the probe allow it.
+    """Return an estimate of a run with its final dev score added, if validations allow an estimate of the score.
 
-    The estimate is returned unchanged if the validations translated nothing, if the probe took too few steps, or if the
-    target language is written without spaces, as no such run was recorded.
+    The score is estimated from the last two validations with BLEU and chrF. The estimate is returned unchanged if there
+    are fewer than two of these, or if the last one came too early in the run. It is also unchanged if the target
+    language is written without spaces, because no such run was recorded.
     """
     points = [
         CurvePoint(event.step, event.loss, event.bleu, event.chrf)

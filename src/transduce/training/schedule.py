@@ -24,7 +24,10 @@ class Decision(NamedTuple):
 
 
 class Position(NamedTuple):
-    """A step's position in a learning-rate schedule, which keeps its length when the number of steps is replanned."""
+    """A step's position in a learning-rate schedule.
+
+    If the number of steps of the run is replanned, the schedule keeps its length, and its `speed` changes.
+    """
 
     step: float
     """The position in the schedule, in steps from 0 to `steps`."""
@@ -53,9 +56,10 @@ def position_of(step: int, plan: Sequence[Decision]) -> Position | None:
 
 
 def validations_until(step: int, plan: Sequence[Decision]) -> int:
-    """Return how many of a run's validations are due up to a step, evenly spaced by `plan`, the clock's decisions.
+    """Return how many validations of a run are due from its start up to a step.
 
-    Without decisions, the number is 0.
+    The validations are evenly spaced in the learning-rate schedule. Their number follows from `plan`, the clock's
+    decisions; without decisions, it is 0.
     """
     if not plan or (position := position_of(step, plan) or Position(step, plan[0].steps, 1.0)).step <= 0:
         return 0
@@ -122,7 +126,9 @@ class StepClock:
         self._validation_seconds, self._validation_steps = seconds, None
 
     def decide(self, step: int, used_seconds: float, plan: Sequence[Decision]) -> Decision | None:
-        """Return a new decision on the number of steps; None if it is not yet time for one, or it would change nothing.
+        """Return a new decision on the number of steps of the run, or None.
+
+        None: it is not yet time for a decision, the decision would equal the last one, or the run has reached its end.
 
         Args:
             step: the step that was just taken.
@@ -186,9 +192,9 @@ class StepPlan:
         """The clock of a run with a time budget; None for other runs, and for runs that repeat decisions."""
 
     def restore(self, decisions: Sequence[tuple[int, int, int]]) -> None:
-        """Restore the clock's decisions of an interrupted run with a time budget, as a checkpoint stores them.
+        """Restore the clock's decisions from a checkpoint of a run with a time budget.
 
-        If there are none, but the number of steps is known, a decision is made up from it.
+        Old checkpoints have no decisions. Then one decision is made up from the number of steps, if that is known.
         """
         self.decisions = [Decision(*each) for each in decisions]
         if not self.decisions and self.steps is not None:
@@ -201,7 +207,10 @@ class StepPlan:
         self.steps = decision.steps
 
     def follow(self, step: int) -> None:
-        """Set the number of steps to what the repeated run had decided by this step; None before its first decision."""
+        """Set the number of steps to the latest decision up to `step` of the run that this run repeats.
+
+        Before the first decision, the number is None.
+        """
         self.steps = next((each.steps for each in reversed(self.decisions) if each.step <= step), None)
 
     def is_due(self, step: int, every: int | None) -> bool:
@@ -226,10 +235,15 @@ class StepPlan:
         return validations_until(step - 1, [each._replace(validations=known[-1].validations) for each in known])
 
     def last_saved(self, last: int, every: int | None, number: int) -> list[int]:
-        """Return a list of the last `number` steps at which regular checkpoints are saved, up to the step `last`.
+        """Return a list of the last `number` steps at which regular checkpoints are saved.
 
-        `every` is the number of steps between two checkpoints; None: the default for the run, which must then have a
-        known number of steps, or the list is empty.
+        The list is empty if `every` is None and the run's number of steps is not known.
+
+        Args:
+            last: later steps are left out.
+            every: the number of steps between two checkpoints; None: the default interval for the run's number of
+                steps.
+            number: the maximum number of steps to return.
         """
         every = every or (default_interval(self.steps) if self.steps is not None else None)
         return [] if every is None or not number else list(range(every, last + 1, every))[-number:]
@@ -245,8 +259,8 @@ def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_st
     """Return the learning rate of a step in a schedule with a warm-up.
 
     All schedules rise linearly from 0 to `peak` during the warm-up. Then "inverse-sqrt" falls with 1/√step, "linear"
-    and "cosine" fall to 0 at the last step, and "constant" stays. Hugging Face's schedules give each step the rate that
-    these give the step before: there the first step has rate 0, here the last one, and such a step changes no weights.
+    and "cosine" fall to 0 at the last step, and "constant" stays. A step with rate 0, here the last one, changes no
+    weights. Hugging Face's schedules are one step behind: there the first step has rate 0.
 
     Args:
         step: the step about to be taken, counted from 1, or its position in the schedule.
@@ -254,6 +268,7 @@ def learning_rate(step: float, *, schedule: ScheduleName, peak: float, warmup_st
         peak: the highest rate.
         warmup_steps: length of the warm-up; at most half of the steps for schedules that fall to 0.
         steps: the last step, which "linear" and "cosine" need after the warm-up; None: unknown, so they stay at `peak`.
+            If `steps` is 1, these two use `peak`.
     """
     if steps is not None and schedule in ("linear", "cosine"):
         # With a time budget the warm-up may have been chosen before the number of steps was known.
@@ -292,7 +307,7 @@ _MAX_ADDED = 1_000_000
 
 @cache
 def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, warmup_steps: int) -> float:
-    """Return the constant weight decay that, times the learning rate, adds up to `TOTAL_DECAY` over a run.
+    """Return the weight decay whose products with the learning rates of all steps add up to `TOTAL_DECAY`.
 
     Random initial weights then shrink to a quarter by the end of the run, whatever its length. In runs of few steps the
     decay is smaller, because no step may decay by more than `MAX_DECAY`.
@@ -306,10 +321,10 @@ def constant_weight_decay(steps: int, *, schedule: ScheduleName, peak: float, wa
 
 
 def decay_of_steps(training: Mapping[str, Any]) -> float | None:
-    """Return the weight decay that is the default for these settings of training, a mapping by name.
+    """Return the default weight decay for settings of training, a mapping by name.
 
-    The result is None if a setting that the choice depends on is missing or of another type, or the optimizer is not
-    Muon.
+    The result is None if the optimizer is not Muon. It is also None if one of the settings schedule, steps,
+    learning_rate and warmup_steps is missing or has an unsuitable value.
     """
     schedule, steps = training.get("schedule"), training.get("steps")
     peak, warmup_steps = training.get("learning_rate"), training.get("warmup_steps")
@@ -321,10 +336,10 @@ def decay_of_steps(training: Mapping[str, Any]) -> float | None:
 
 
 def has_decay_of_steps(training: Mapping[str, Any]) -> bool:
-    """Return whether the weight decay in these settings of training is the default for their number of steps.
+    """Return whether the weight decay in settings of training is the default for their number of steps.
 
-    Such a decay is chosen again for another number of steps: kept for many more, it would shrink the weights to almost
-    nothing.
+    Such a decay must be chosen again if the number of steps changes: for many more steps, it would shrink the weights
+    to almost nothing.
     """
     decay, chosen = training.get("weight_decay"), decay_of_steps(training)
     return chosen is not None and isinstance(decay, float) and math.isclose(decay, chosen, rel_tol=1e-6)
@@ -342,9 +357,9 @@ class Rates(NamedTuple):
 
 
 class RateSettings(Protocol):
-    """The settings of a run that its learning rates and weight decay depend on: an interface of `ResolvedTraining`.
+    """An interface of the settings that learning rates and weight decay depend on.
 
-    That class's module needs this one, and PyTorch, which this module must not import.
+    `ResolvedTraining` implements it. Its module cannot be imported here, because it imports this module and PyTorch.
     """
 
     @property
@@ -362,8 +377,8 @@ class RateSettings(Protocol):
 def step_rates(step: int, settings: RateSettings, steps: int | None, plan: Sequence[Decision] = ()) -> Rates:
     """Return the learning rate and weight decay of a step, counted from 1, as `Rates`.
 
-    In a run with a time budget, both follow the plan of its clock instead of the number of steps. If the settings
-    derive the decay from that number, the decay is 0 while the number is unknown.
+    In a run with a time budget, the number of steps follows from the clock's decisions, `plan`, and `steps` is ignored.
+    If the settings leave the weight decay None, it depends on the number of steps, and is 0 while that is unknown.
     """
     position, speed = float(step), 1.0
     if settings.minutes is not None:

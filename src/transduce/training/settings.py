@@ -264,7 +264,11 @@ class TrainingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 def check_projections(projections: Sequence[str]) -> None:
-    """Raise a `TransduceError` unless the projections that LoRA is to adapt are some of `PROJECTIONS`."""
+    """Refuse names of projections for LoRA that are not in `PROJECTIONS`.
+
+    Raises:
+        TransduceError: a name is unknown, or there are no names.
+    """
     unknown = [name for name in projections if name not in PROJECTIONS]
     if unknown or not projections:
         raise TransduceError(
@@ -274,10 +278,10 @@ def check_projections(projections: Sequence[str]) -> None:
 
 
 class ResolvedTraining(TrainingSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of a training run in which every choice has been made; those that were chosen have no default.
+    """The settings of a training run after all defaults have been chosen.
 
-    With `minutes`, `steps` is None until the speed of training is known, as is a default `weight_decay`, which depends
-    on the number of steps.
+    If `minutes` is set, `steps` is None until the speed of training is known. A default `weight_decay` is None until
+    then, too, because it depends on the number of steps.
     """
 
     batch_tokens: int

@@ -158,9 +158,9 @@ class ShardedOptimizer(Optimizer):
         return {name: self._gather_from(name, part)[0] for name, part in self._update.weights_to_keep.items()}
 
     def _gather_from(self, name: str, part: Tensor) -> tuple[Tensor, int]:
-        """Return a pair: the complete tensor of a parameter, and the index in it of the first row of this process.
+        """Gather the complete tensor of a parameter from all processes, each of which passes its rows as `part`.
 
-        The tensor is gathered from all processes, whose rows are `part`.
+        The result is a pair: the complete tensor, and the index in it of the first row of this process.
         """
         like = self._parameters[name]
         local = DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())

@@ -23,9 +23,9 @@ class AbandonedError(BaseException):
 class Interruption:
     """A context in which Ctrl-C and SIGTERM only set `requested`; a second Ctrl-C ends the process without saving.
 
-    If several processes train together, a second Ctrl-C changes nothing: `torchrun` forwards the first Ctrl-C, which
-    the terminal has sent to each process already. Besides, a process that ended alone would leave the others waiting.
-    Signals are handled only in the main thread.
+    If several processes train together, a second Ctrl-C changes nothing. One reason is that each process gets the first
+    Ctrl-C twice: from the terminal and from `torchrun`. Besides, a process that ended alone would leave the others
+    waiting. Signals are handled only in the main thread.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -48,12 +48,13 @@ class Interruption:
 
     @contextlib.contextmanager
     def abandonable(self, *, by_itself: bool = False) -> Iterator[None]:
-        """Return a context for work that leaves no trace until it is complete; a signal aborts this work at once.
+        """Return a context for work that a signal aborts at once.
 
-        With several processes that all take part in the work, a signal does not abort it.
+        The work must leave no trace until it is complete. If several processes all take part in the work, a signal does
+        not abort it.
 
         Args:
-            by_itself: this process does the work without the others and sends them the result.
+            by_itself: True if this process does the work without the others and sends them the result.
 
         Raises:
             AbandonedError: a signal arrived before or during the work.

@@ -126,14 +126,18 @@ class ImportedVocabulary(Vocabulary):
 
     @cached_property
     def composes(self) -> bool:
-        """True for a word list in composed form, whose texts are composed (Unicode NFC); False for other toolkits."""
+        """True if texts are composed (Unicode NFC) before tokenization.
+
+        Only a word list composes texts, and only if all its words are in composed form.
+        """
         return isinstance(self.record.algorithm, WordListRecord) and are_composed(self.record.ids, by_character=False)
 
     @cached_property
     def readings(self) -> Mapping[str, str]:
-        """A dict of the replacements that `readable` makes for characters that no word of a word list has.
+        """A dict from characters to the replacements that `readable` writes for them.
 
-        The dict is empty for tokenizers other than word lists.
+        In a word list, these are invisible characters, special spaces, and characters that no word has. For other
+        tokenizers the dict is empty.
         """
         return plain_readings(self.record.ids) if isinstance(self.record.algorithm, WordListRecord) else {}
 
@@ -158,7 +162,10 @@ class ImportedVocabulary(Vocabulary):
         return self._tokens.get(int(id), f"<unused {int(id)}>")
 
     def is_text_token(self, id: int) -> bool:
-        """Return whether an id stands for a token of text, not for a special or unknown token or for none at all."""
+        """Return whether an id stands for a token of text.
+
+        The result is False for special tokens, the unknown token, and ids without a token.
+        """
         return id in self._tokens and id not in self._without_text and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
@@ -176,7 +183,7 @@ class ImportedVocabulary(Vocabulary):
         return " ".join(word for word in text.split() if self.unk_id in self.encode(word))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Return a list of the tokens with these ids in sentencepiece's spelling, whatever the toolkit's is.
+        """Return a list of the tokens with these ids in sentencepiece's spelling.
 
         ▁ stands for a space, <0xE6> for a byte, `</s>` for the end and `<unk>` for the unknown token.
         """
@@ -296,10 +303,11 @@ class ChatTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return copies of the messages of a conversation as dicts of plain values, without keys that are None.
+    """Return the messages of a conversation as dicts of plain values, without keys whose value is None.
 
     Raises:
-        TransduceError: there is no message, or one is not a dict with the text of a role.
+        TransduceError: there is no message, a message is not a dict with the text of a role, or a value is not a text,
+            number, list or dict.
     """
     chat = list(messages) if isinstance(messages, Sequence) and not isinstance(messages, str) else []
     if not chat or not all(isinstance(each, Mapping) and isinstance(each.get("role"), str) for each in chat):
@@ -326,7 +334,7 @@ def _compiled_template(source: str) -> "jinja2.Template":
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class GenerationBlock(Extension):
-        """The block `{% generation %}` around the assistant's text, which marks it in training and changes nothing."""
+        """A Jinja2 extension for `{% generation %}` blocks, which mark the assistant's text and leave it unchanged."""
 
         tags: set[str] = {"generation"}  # noqa: RUF012 - Jinja2 defines it so
 
@@ -397,7 +405,7 @@ class ImportedTokenizer(Tokenizer):
         """Load an imported tokenizer from a folder's foreign_tokenizer.json.
 
         Raises:
-            TransduceError: the file is missing, or is not a tokenizer description.
+            TransduceError: the file is missing, is not a tokenizer description, or has another format version.
         """
         path = Path(folder) / IMPORTED_TOKENIZER_FILE
         try:
@@ -414,10 +422,10 @@ class ImportedTokenizer(Tokenizer):
         return cls(record)
 
     def line_by_line(self) -> "ImportedTokenizer":
-        """Return a copy of the tokenizer for which line feeds are not tokens, as in models that this package trains.
+        """Return a copy of the tokenizer for models whose texts are single lines, as this package trains them.
 
-        There the end symbol stands at the end of each line, and no other id ends a text. A tokenizer that has no tokens
-        for line feeds is returned itself.
+        The copy replaces each line feed by the end symbol, ends a text at no other id, and has no chat template. A
+        tokenizer that does not encode line feeds as tokens is returned itself.
         """
         if not self.target.keeps_line_feeds:
             return self
@@ -484,7 +492,9 @@ def _tag_target(record: ImportedTokenizerRecord, languages: Languages, language:
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Load the tokenizer of a model folder: an imported one if it has foreign_tokenizer.json, or else a native one.
+    """Load the tokenizer of a model folder.
+
+    A folder with foreign_tokenizer.json has an imported tokenizer. Other folders have a tokenizer of this package.
 
     Raises:
         TransduceError: a file is missing or broken.

@@ -18,7 +18,7 @@ Layout = Literal["rows", "transposed", "reversed", "flat", "minus-one"]
 
 
 class StoredParameter(NamedTuple):
-    """The names of the tensors in a weights file that hold one parameter of a model, and its layout in them."""
+    """The names of the tensors in a weights file that hold one parameter of a model, with their layout."""
 
     names: tuple[str, ...]
     layout: Layout = "rows"
@@ -28,7 +28,9 @@ class StoredParameter(NamedTuple):
     """
 
     def store(self, tensor: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Convert a model's parameter to the tensors stored for it, a dict by name of contiguous tensors.
+        """Return the tensors that a weights file stores for a model's parameter, a dict by name.
+
+        The tensors are contiguous.
 
         Args:
             tensor: the parameter.
@@ -47,7 +49,11 @@ class StoredParameter(NamedTuple):
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def restore(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return a model's parameter, one tensor, from the tensors stored for it in the order of `names`."""
+        """Return a model's parameter, one tensor, from the tensors that are stored for it.
+
+        Args:
+            parts: the stored tensors, in the order of `names`.
+        """
         if self.layout == "transposed":
             return (parts[0].t() if parts[0].dim() == 2 else parts[0]).contiguous()
         if self.layout == "reversed":
@@ -68,10 +74,14 @@ def wrong_tensors(location: object, missing: Sequence[str], unexpected: Sequence
 
 
 def check_rows(location: object, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that stored tensors, whose shapes are given by name, can be concatenated by rows.
+    """Check that stored tensors can be concatenated by rows.
+
+    Args:
+        location: the file or folder, for the message.
+        shapes: the shape of each tensor, by its name.
 
     Raises:
-        TransduceError: they have rows of different sizes, or one is a single number.
+        TransduceError: the rows of two tensors differ in size, or a tensor is a single number.
     """
     if len({(len(shape), shape[1:]) for shape in shapes.values()}) > 1 or () in shapes.values():
         raise TransduceError(
@@ -324,7 +334,11 @@ SINUSOIDAL = BART._replace(ignored=r"model\.(en|de)coder\.embed_positions\.(weig
 
 
 def _roberta_tables(base: str, layers: tuple[Names, ...]) -> tuple[StoredNames, StoredNames, StoredNames]:
-    """Return the tables of a family with RoBERTa's heads: without labels, with labels of texts, and of tokens."""
+    """Return the tables of tensor names of a family with RoBERTa's heads.
+
+    Returns:
+        Three tables: for a model without a classifier, for a classifier of texts, and for a tagger of tokens.
+    """
     plain = StoredNames(
         names=(*layers, *_ROBERTA_HEADS, _same_name("pooler", f"{base}.pooler.dense")),
         shared=f"{base}.embeddings.word_embeddings.weight",
@@ -452,11 +466,11 @@ def variant(family: StoredNames, present: Collection[str]) -> StoredNames:
 
 
 def find_names(table: tuple[Names, ...], name: str) -> StoredParameter | None:
-    """Return the `StoredParameter`, the stored tensors, for a parameter of this package; None if the table lacks it.
+    """Return the stored names and layout of a parameter of this package; None if the table lacks the parameter.
 
     Args:
-        table: the names of all parameters, with placeholders such as `{n}` for the number of a layer.
-        name: this package's name, such as `layers.0.feed_forward.inner.weight`, whose values fill the placeholders.
+        table: the names of all parameters, as templates with placeholders such as `{n}` for the number of a layer.
+        name: this package's name of the parameter, such as `layers.0.feed_forward.inner.weight`.
     """
     for entry in table:
         match = _pattern(entry.ours).fullmatch(name)
@@ -492,9 +506,9 @@ GATES = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "s
 
 
 def end_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a tuple of the token ids that `eos_token_id` lists in a JSON file, in its order, without duplicates.
+    """Return the token ids of `eos_token_id` in the content of a JSON file, a tuple without duplicates.
 
-    The setting may be one id; without the setting, the tuple is empty.
+    The setting holds one id or a list of ids, whose order is kept. Without the setting, the tuple is empty.
     """
     value = content.get("eos_token_id")
     listed = value if isinstance(value, list) else [value]

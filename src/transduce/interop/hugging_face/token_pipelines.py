@@ -61,7 +61,7 @@ class TokenSplitter(Protocol):
     def bytes_of(self, token: str) -> bytes | None:  # noqa: ARG002
         """Return the UTF-8 bytes that a token adds to a text, such as part of a character in a byte-level vocabulary.
 
-        The result is None if the bytes are those of the token's own characters, with ▁ as a space.
+        None means that the token is spelled as in the text, except that ▁ stands for a space.
         """
         return None
 
@@ -109,10 +109,13 @@ class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         return PipelineTokenSplitter(self.content, symbols)
 
     def without_tokens(self, texts: Collection[str]) -> "TokenizerJson":
-        """Return a copy that splits no text into these tokens, such as `</s>` in a unigram model's list of tokens.
+        """Return a copy that never splits a text into some tokens, such as special tokens in the model's vocabulary.
 
-        Other ids stay the same. A BPE is returned itself: only its merges make tokens. The model's own unknown token
-        stays.
+        A BPE is returned itself, because only its merges make tokens. The unknown token of a WordPiece or WordLevel
+        model stays. Ids stay the same.
+
+        Args:
+            texts: the tokens.
         """
         model = self.content["model"]
         table = model["vocab"]
@@ -352,9 +355,9 @@ def _refused_if_damaged(location: str) -> Iterator[None]:
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is byte-level: its `pre_tokenizer`, at any depth, maps bytes to characters.
+    """Return whether the pre-tokenizer of a tokenizer.json maps bytes to characters.
 
-    The result is False without a pre-tokenizer.
+    In a sequence of pre-tokenizers, one such step suffices. Without a pre-tokenizer, the result is False.
     """
     return b'"type":"ByteLevel"' in msgspec.json.encode(content.get("pre_tokenizer"))
 
@@ -377,7 +380,10 @@ class AddedToken(NamedTuple):
 
     @property
     def stored(self) -> str | Symbol:
-        """The symbol as `ImportedVocabularyRecord.symbols` holds it: a mere text if all flags have their defaults."""
+        """The symbol as `ImportedVocabularyRecord.symbols` holds it.
+
+        This is the text alone if all flags have their defaults, and otherwise the `Symbol`.
+        """
         return self.text if self.symbol == Symbol(self.text) else self.symbol
 
 
@@ -399,7 +405,10 @@ def added_token(id: int, token: Mapping[str, Any]) -> AddedToken:
 
 
 def flags_of(symbol: Symbol) -> dict[str, bool]:
-    """Return a dict of the flags of an added token in tokenizer.json, the reverse of `added_token`, not as special."""
+    """Return the flags of an added token, a dict by their names in tokenizer.json.
+
+    The flag `special` is always False.
+    """
     return {
         "lstrip": symbol.spaces_before,
         "rstrip": symbol.spaces_after,
@@ -427,16 +436,18 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerParts:
-    """Read the algorithm, vocabulary, added tokens and special tokens around a text of a tokenizer.json.
-
-    The result is a `TokenizerParts`.
+    """Read a tokenizer from the content of its tokenizer.json.
 
     Args:
         content: the JSON object.
         location: the name of the file, for messages.
 
+    Returns:
+        A `TokenizerParts`: the algorithm, vocabulary, added tokens, and special tokens before and after a text.
+
     Raises:
-        TransduceError: the content is damaged, or `tokenizers` is missing or cannot read it.
+        TransduceError: `tokenizers` is not installed or cannot read the content, the algorithm is BPE with dropout, or
+            the post-processor changes the text itself.
     """
     try:
         added = tuple(added_token(int(token["id"]), token) for token in content["added_tokens"])
@@ -460,7 +471,10 @@ def read_tokenizer_json(content: Mapping[str, Any], location: str) -> TokenizerP
 
 
 def merges_characters(content: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer.json is a BPE over characters, not bytes, which a sentencepiece model can replace."""
+    """Return whether a tokenizer.json has a BPE over characters, not bytes.
+
+    A sentencepiece model can replace such a BPE.
+    """
     return "merges" in content["model"] and not is_byte_level(content)
 
 
@@ -477,10 +491,10 @@ _NORMALIZER_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
 
 
 def with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any], class_name: str) -> dict[str, Any]:
-    """Return the content of a tokenizer.json with settings of tokenizer_config.json that override it in transformers.
+    """Return the content of a tokenizer.json, changed by tokenizer_config.json as transformers changes it.
 
-    Only the settings of BERT's and ALBERT's normalizers, and `add_prefix_space` of byte-level classes and ALBERT,
-    override it.
+    Three kinds of settings have an effect: those of BERT's normalizer, `add_prefix_space` of byte-level classes, and
+    those of ALBERT's normalizer and prefix space.
 
     Args:
         content: the content of tokenizer.json, which is not changed.
@@ -501,9 +515,11 @@ def with_class_settings(content: Mapping[str, Any], settings: Mapping[str, Any],
 
 
 def _albert_pipeline(normalizer: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of the steps of an AlbertTokenizer in transformers 5, which replace those of tokenizer.json.
+    """Return the normalizer, pre-tokenizer and decoder of an AlbertTokenizer in transformers 5, a dict by name.
 
-    Of the stored `normalizer`, only the table of characters is kept.
+    Args:
+        normalizer: the normalizer of tokenizer.json, of which only the table of characters is kept.
+        settings: the content of tokenizer_config.json.
     """
     steps = [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
     if not settings.get("keep_accents", False):
@@ -579,10 +595,10 @@ class PipelineTokenSplitter(TokenSplitter):
 
 
 def _with_unknown_token(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `model` of a tokenizer.json, a dict, with consecutive ids and, for BPE, an unknown token.
+    """Return the `model` of a tokenizer.json, a dict, completed so that `tokenizers` loses no token.
 
-    `tokenizers` would drop unknown characters without the token, and replace tokens by added ones if ids had gaps. A
-    unigram model, whose ids are consecutive, only gets its type.
+    Ids become consecutive, because `tokenizers` would replace tokens by added tokens if ids had gaps. A BPE without an
+    unknown token gets one, because `tokenizers` would drop unknown characters. A unigram model only gets its type.
     """
     kind = model.get("type") or ("BPE" if "merges" in model else "Unigram")
     if kind == "Unigram":
@@ -600,8 +616,8 @@ def _bpe(merges: Sequence[tuple[str, str]], ids: Mapping[str, int], symbols: Seq
 
     Args:
         merges: pairs of tokens that become one, in the order in which they were learned.
-        ids: the id of each token; tokens of merges that it lacks get the id -1 and thus become unknown.
-        symbols: added tokens, which are left out, so that no word is split into one.
+        ids: the id of each token. Tokens of merges that have no id get -1, and thus become unknown.
+        symbols: added tokens. They are left out of the vocabulary, so that no word is split into them.
     """
     merged = dict.fromkeys((token for first, second in merges for token in (first, second, first + second)), -1)
     return {"type": "BPE", "vocab": merged | _without_symbols(ids, symbols), "merges": [list(pair) for pair in merges]}
@@ -618,9 +634,9 @@ def _sequence(name: str, steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return a dict from each character of GPT-2's byte-level alphabet, by which vocabularies spell bytes, to its byte.
+    """Return a dict from each character of GPT-2's byte-level alphabet to the byte that the character stands for.
 
-    Printable bytes are their own Latin-1 characters, and the others U+0100 and up.
+    A printable Latin-1 character stands for its own byte. The characters from U+0100 on stand for the other bytes.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

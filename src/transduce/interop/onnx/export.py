@@ -143,9 +143,11 @@ def build_encoder_only(model: Encoder) -> Graph:
 
 
 def _positions_and_mask(graph: Graph, ids: str, pad_id: int) -> tuple[str, str]:
-    """Add the positions of an encoder's tokens and the mask of tokens that are not padding to an ONNX graph.
+    """Add an encoder's positions and padding mask to an ONNX graph.
 
-    The names of both are returned; their shapes are (1, tokens) and, as that of `ids`, (batch, tokens).
+    Returns:
+        The names of the tokens' positions, (1, length), and of the mask, (batch, length), which is true for tokens that
+        are not padding.
     """
     positions = graph.unsqueeze(graph.count(graph.integers(0), graph.size(ids, 1)), 0)
     return positions, graph.apply("Not", graph.apply("Equal", ids, graph.integer(pad_id)))
@@ -302,10 +304,10 @@ class _Session:
 
         Args:
             rows: number of texts in the batch.
-            given: inputs of which there are values already, so that they get no cache.
+            given: inputs that have values already, by name; they get no cache.
 
         Returns:
-            A dict from each other input of the graph that starts with `past_` to zeros of (rows, heads, 0, width).
+            A dict from each other input whose name starts with `past_` to zeros of (rows, heads, 0, width).
         """
         missing = {name: shape for name, shape in self.inputs.items() if name.startswith("past_") and name not in given}
         return {name: np.zeros((rows, shape[1], 0, shape[3]), np.float32) for name, shape in missing.items()}
@@ -324,9 +326,9 @@ class _Session:
 
 
 def _cache_from(outputs: Arrays) -> Arrays:
-    """Return the cache inputs (arrays by name) of a graph's next call, from the outputs of a call, arrays by name.
+    """Return the cache for the next call of a decoder's graph, from the outputs of a call.
 
-    Each output except the logits becomes the input of the same name after `past_`.
+    Both are dicts of arrays by name. Each output except `logits` becomes the input with `past_` before its name.
     """
     return {f"past_{name}": array for name, array in outputs.items() if name != "logits"}
 
@@ -351,9 +353,12 @@ class OnnxModel(ExportedModel):
         return self._encoder.run({"source_ids": padded(sources, self._encoder.pad_id).numpy()})
 
     def empty_caches(self, sentences: int) -> Arrays:
-        """Return empty caches of keys and values for a number of sentences, arrays by the decoder's input names.
+        """Return empty caches of keys and values, a dict of arrays by the names of the decoder's inputs.
 
-        A recurrent model's initial state comes from the encoder instead, and is not among them.
+        The initial state of a recurrent model is not included, because the encoder returns it.
+
+        Args:
+            sentences: number of sentences in the batch.
         """
         return self._decoder.empty_cache(sentences, dict.fromkeys(self._encoder.outputs))
 

@@ -363,7 +363,8 @@ def after_sublayer(graph: Graph, x: str, y: str, residual: Residual) -> str:
         residual: the norms around the sub-layer.
 
     Returns:
-        The name of norm(x + y), or of x + norm(y) if there are norms before and after the sub-layer (sandwich norm).
+        The name of norm(x + y), or of x + y if no norm follows. A sub-layer with norms before and after it (sandwich
+        norm) returns x + norm(y).
     """
     if has_sandwich_norm(residual):
         return graph.apply("Add", x, build_norm(graph, y, residual.norm_after))
@@ -501,10 +502,15 @@ def build_attention(
 
 
 def _share(graph: Graph, x: str, attention: MultiHeadAttention) -> str:
-    """Add to an ONNX graph the repetition of keys or values for the query heads that share them (grouped-query).
+    """Add the repetition of keys or values for grouped-query attention to an ONNX graph.
 
-    `x` names the keys or values of the G key/value heads, (B, G, L, width). Returned is the name of the result,
-    (B, H, L, width), or `x` if every query head has keys of its own.
+    Args:
+        graph: the graph to extend.
+        x: the keys or values of the G key/value heads, (B, G, L, width).
+        attention: the module to convert, with H query heads.
+
+    Returns:
+        The name of the keys or values of each query head, (B, H, L, width); `x` itself if G is H.
     """
     if attention.num_key_value_heads == attention.num_heads:
         return x
@@ -606,7 +612,7 @@ def build_output(graph: Graph, x: str, model: VocabularyModel) -> str:
 
 
 def _key_value_shapes(config: ModelConfig, prefix: str, number: int, length: str) -> dict[str, tuple[int | str, ...]]:
-    """Return a dict from the names of a layer's keys and values as inputs or outputs of an ONNX graph to their shapes.
+    """Return the shapes of a layer's keys and values as inputs or outputs of an ONNX graph, a dict by name.
 
     Args:
         config: the model's configuration.
@@ -656,7 +662,7 @@ def add_outputs(
 
 
 def build_bias(graph: Graph, allowed: str) -> str:
-    """Add the conversion of a boolean mask to a bias on attention scores to an ONNX graph, and return the bias's name.
+    """Convert a boolean mask to a bias on attention scores in an ONNX graph, and return the bias's name.
 
     The bias has the mask's shape: 0 where attending is allowed, and elsewhere the lowest finite float32.
     """
@@ -664,7 +670,7 @@ def build_bias(graph: Graph, allowed: str) -> str:
 
 
 def key_mask(graph: Graph, present: str) -> str:
-    """Add a reshape of a mask of keys to an ONNX graph, (B, keys) to (B, 1, 1, keys), and return the result's name.
+    """Reshape a mask of keys in an ONNX graph from (B, keys) to (B, 1, 1, keys), and return the result's name.
 
     The result broadcasts over all heads and queries.
     """
@@ -674,10 +680,10 @@ def key_mask(graph: Graph, present: str) -> str:
 def build_context(
     graph: Graph, stack: StackPositions, config: ModelConfig, queries: str, keys: str, present: str | None = None
 ) -> Context:
-    """Add what the self-attentions of all layers share to an ONNX graph: one bias, and the tables of rotary positions.
+    """Add the attention bias and rotary positions that all self-attentions share to an ONNX graph.
 
-    The bias combines the padding mask, the causal mask, the attention window and T5's relative bias; the model must
-    have at least one of the masks. The names of the values are returned as `Context`.
+    The bias combines the padding mask, the causal mask, the attention window and T5's relative bias. The model must
+    have at least one of the masks or the window.
 
     Args:
         graph: the graph to extend.
@@ -686,6 +692,9 @@ def build_context(
         queries: positions of the queries, (batch or 1, queries).
         keys: positions of the keys, (batch or 1, keys).
         present: a boolean mask of the keys that are not padding, (batch, keys); None: no key is padding.
+
+    Returns:
+        The names of the values, as `Context`.
     """
     distance = graph.apply("Sub", graph.unsqueeze(keys, 1, 2), graph.unsqueeze(queries, 1, 3))  # (B or 1, 1, T, L)
     masks = [] if present is None else [key_mask(graph, present)]

@@ -125,8 +125,8 @@ def _build_mean(graph: Graph, memory: str, present: str) -> str:
 def _add_initial_state(graph: Graph, model: Recurrent, context: str) -> None:
     """Add the initial state of each decoder layer to the outputs of the encoder's graph.
 
-    The initial state is the context vector, or zeros if only the steps use the context. The outputs have the names of
-    the decoder graph's inputs.
+    The initial state is the context vector, or zeros if `recurrent_context_to` is `steps`. Each output has the name of
+    the decoder graph's input for it. With input feeding, zeros are added for the previous attentional state.
 
     Args:
         graph: the encoder's graph.
@@ -262,16 +262,16 @@ def _build_step(graph: Graph, x: str, layer: RecurrentDecoderLayer, state: _Stat
 
 
 def _build_average(graph: Graph, x: str, attention: PastAttention, state: _State) -> str:
-    """Add a recurrent layer's attention to its past states to an ONNX graph, and return the name of their average.
+    """Add a recurrent layer's attention to its past states to an ONNX graph.
 
     Args:
         graph: the graph to extend.
-        x: the step's input, (B, input width), which determines the weights together with the previous average.
+        x: the step's input, (B, input width). The input and the previous average determine the weights.
         attention: the module to convert.
         state: the layer's state with all past states.
 
     Returns:
-        The weighted average, (B, D), or with an LSTM's cells (B, 2 D).
+        The name of the weighted average of the past states, (B, D), or (B, 2 D) if they include an LSTM's cells.
     """
     assert state.states is not None
     assert state.average is not None
@@ -348,9 +348,9 @@ def _reordered(rows: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _past_entry(graph: Graph, hidden: str, cell: str | None) -> str:
-    """Add a recurrent layer's state as one more entry of its past states to an ONNX graph; return the entry's name.
+    """Convert a recurrent layer's state to an entry of its past states in an ONNX graph; return the entry's name.
 
-    The entry is (B, 1, width), or with an LSTM's cell (B, 1, 2 × width).
+    The entry is (B, 1, width). With an LSTM's cell it is (B, 1, 2 × width).
     """
     joined = hidden if cell is None else graph.apply("Concat", hidden, cell, attributes={"axis": -1})
     return graph.unsqueeze(joined, 1)

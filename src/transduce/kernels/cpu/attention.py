@@ -131,10 +131,10 @@ def attention_scratch_size(shape: AttentionShape, num_keys: int, num_queries: in
 
 
 def amx_scratch_sizes(width: int) -> list[tuple[int, int]]:
-    """Return a list of pairs, one for each array of `AmxScratch`, from which the array's size follows.
+    """Return the sizes of the arrays of `AmxScratch`, as a list of one pair (a, b) for each array.
 
-    The size, in float32 elements, is the first number of the pair times the number of keys, which is rounded up to a
-    multiple of `AMX_KEYS`, plus the second number. `width` is the head width K.
+    An array has a · L + b float32 elements. L is the number of keys, rounded up to a multiple of `AMX_KEYS`, and
+    `width` is the head width K.
     """
     rows, sixteen = (width // 2, 0), (16, 0)
     transposed, queries = (0, 8 * width), (0, 16 * width)
@@ -468,9 +468,9 @@ class HeadEmitter(HeadAddresses):
         return [self.k.build.fadd(*pair) for pair in zip(scores, rows, strict=True)]
 
     def pairs(self) -> list[list[int]]:
-        """Return the offsets of a head's vectors, in columns, in lists of two (or one) that are computed together.
+        """Return the first column of each vector of a head, in lists of two; the last list may hold one.
 
-        The accumulators of two vectors fit in registers.
+        The vectors of a list are computed together, because the accumulators of two vectors fit in registers.
         """
         columns = list(range(0, self.shape.width, self.k.lanes))
         return [columns[n : n + 2] for n in range(0, len(columns), 2)]
@@ -543,7 +543,7 @@ class AttentionEmitter:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Emit nothing around a thread's code, which is emitted in the body of `with`.
+        """Surround the emission of a thread's code, the body of a `with` block, by setup and release; here by nothing.
 
         The subclass for AMX sets up and releases tile registers here.
         """

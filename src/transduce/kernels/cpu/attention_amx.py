@@ -151,13 +151,13 @@ class AmxHead(HeadAddresses):
     def _whole_pairs(self, pairs: Value) -> Value:
         """Return (an IR value) how many of `pairs` row pairs are multiplied in whole tile registers, a multiple of 16.
 
-        The last register counts as whole if more than 8 pairs remain for it; up to 8 remaining pairs use half a
-        register.
+        A register holds 16 pairs. If at most 8 pairs remain for the last register, half a register multiplies them
+        instead. If more than 8 remain, the last register is whole, too.
         """
         return self.round_up_to_lanes(self.k.add(pairs, -_HALF), ROWS)
 
     def _filled_pairs(self, pairs: Value) -> Value:
-        """Return (an IR value) how many row pairs the tile registers read for `pairs` row pairs, with zero padding."""
+        """Return (an IR value) the number of row pairs that tile registers read: `pairs`, and zero padding."""
         k, whole_pairs = self.k, self._whole_pairs(pairs)
         has_half = k.build.icmp_signed(">", pairs, whole_pairs)
         return k.build.select(has_half, k.add(whole_pairs, _HALF), whole_pairs)

@@ -57,9 +57,11 @@ def emit_embedding(k: KernelBuilder, *, is_ragged: bool) -> None:
     the tensor that `memory.file_rows` returns for the table. Row n also gets entry `entry` + n of the key/value cache,
     which is appended to the row's list of cache entries.
 
-    If not `is_ragged`, all rows share one position. `added` points to the encoding of this position, and `lists` to the
-    element of row 0's list that is written. If ragged, row n is at position counts[n] - 1. `lists` then points to the
-    start of row 0's list, and `added` to the encoding of position 0.
+    If `is_ragged` is false, all rows have the same position. Then `added` points to the encoding of this position, and
+    `lists` points to the element of row 0's list that is written.
+
+    If `is_ragged` is true, row n is at position counts[n] - 1. Then `added` points to the encoding of position 0, and
+    `lists` points to the start of row 0's list.
     """
     kinds = (POINTER, I64, I64, POINTER, POINTER, F32, POINTER, POINTER, POINTER, I64, I64, POINTER, I64, I64)
     with k.function("embed", *kinds) as (ids, rows, width, table, file, scale, added, x, lists, list_stride, *more):
@@ -395,7 +397,7 @@ def _write_mean(
 
 
 def transpose(k: KernelBuilder, rows: list[Value]) -> list[Value]:
-    """Return a list of the columns of a square of vectors, passed as a list of rows; emit the shuffles.
+    """Emit the transposition of a square matrix, a list of row vectors; return a list of its columns.
 
     Each round interleaves rows that are half the square apart.
     """
@@ -478,9 +480,9 @@ def _gelu_tanh(k: KernelBuilder, x: Value) -> Value:
 
 
 def _twice_tanh_argument(k: KernelBuilder, x: Value) -> tuple[Value, Value]:
-    """Return two vectors: 2 y, where y = √(2 / π) (x + 0.044715 x³) is tanh's argument in the GELU, and its derivative.
+    """Return two vectors: 2 y and its derivative by x, where y is the argument of tanh in the GELU.
 
-    The derivative is that of 2 y by x.
+    y is √(2 / π) (x + 0.044715 x³).
     """
     factor, square = 2.0 * math.sqrt(2.0 / math.pi), k.build.fmul(x, x)
     cubic, slope = (k.madd(square, k.splat(each * 0.044715 * factor), k.splat(factor)) for each in (1.0, 3.0))
@@ -624,12 +626,17 @@ class GrowingTables:
 
 @outlined
 def emit_rotary(k: KernelBuilder, heads: HeadShape, *, interleaved: bool) -> None:
-    """Emit functions `rotate_KIND(x, N, stride, heads, table, numbers, thread, threads)`: rotary embedding in place.
+    """Emit the functions `rotate_run`, `rotate_each` and `rotate_all`, which apply rotary embeddings in place.
 
-    Row n of x has `heads` heads, and rows are `stride` elements apart. The position of row n is n - numbers[n] for
-    `rotate_run`, numbers[n] - 1 for `rotate_each`, and for `rotate_all` the first position of the table. A pair of
-    dimensions is two neighbors if `interleaved`, else two dimensions that are K / 2 apart. K is a multiple of two
-    vectors.
+    The arguments are (x, N, stride, heads, table, numbers, thread, threads). Row n of x has `heads` heads, and rows are
+    `stride` elements apart. The functions differ in the position of row n:
+
+    * `rotate_run`: n - numbers[n].
+    * `rotate_each`: numbers[n] - 1.
+    * `rotate_all`: the first position of the table.
+
+    A pair of dimensions is two neighbors if `interleaved`, else two dimensions that are K / 2 apart. K is a multiple of
+    two vectors.
     """
     for kind in ("run", "all", "each"):
         kinds = (POINTER, I64, I64, I64, POINTER, POINTER, I64, I64)
