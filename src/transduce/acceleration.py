@@ -34,9 +34,9 @@ __all__ = [
     "has_kernels",
     "kernels_for_training",
     "make_inference_copy",
-    "outline_quantized",
     "packed_layers",
     "quantize",
+    "quantize_without_data",
     "search_reductions",
     "select_decoder",
     "start_fast",
@@ -61,8 +61,8 @@ try:
         has_kernels,
         kernels_for_training,
         make_inference_copy,
-        outline_quantized,
         quantize,
+        quantize_without_data,
         select_decoder,
         start_fast,
         start_prompts,
@@ -99,7 +99,7 @@ except ModuleNotFoundError as missing:
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 
-    def outline_quantized(model: nn.Module) -> PackedLayers | None:  # noqa: ARG001
+    def quantize_without_data(model: nn.Module) -> PackedLayers | None:  # noqa: ARG001
         """Return None, since no model has prepacked layers without the kernels package."""
         return None
 

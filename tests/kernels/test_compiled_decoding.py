@@ -28,11 +28,11 @@ if BEST is None:
     pytest.skip("there are no kernels for this processor", allow_module_level=True)
 TILES = [
     *dict.fromkeys([BEST, BEST.with_12_bits]),
-    AVX2_TILE._replace(format="sextets"),
+    AVX2_TILE._replace(format="six_bits"),
     AVX2_TILE._replace(format="words"),
 ]
 if BEST.lanes == AVX512_TILE.lanes:
-    TILES += [AVX512_TILE._replace(format="sextets"), AVX512_TILE._replace(format="words")]
+    TILES += [AVX512_TILE._replace(format="six_bits"), AVX512_TILE._replace(format="words")]
     if BEST.format == "bytes":  # such a processor has the instruction for 256-bit registers too
         TILES += [AVX2_TILE, AVX2_TILE.with_12_bits]
 pytestmark = pytest.mark.usefixtures("every_thread")
@@ -100,6 +100,11 @@ def test_int8_products_equal_exact_products_of_the_quantized_numbers(tile: Tile)
         assert (found - rounded).abs().max() < 1.01 * step.max() * weight.abs().max()
         assert (found - rounded).abs().median() < 1e-5
         torch.testing.assert_close(found[rows // 2], bias)
+
+
+def test_stored_weights_of_six_bits_have_the_name_that_earlier_versions_wrote() -> None:
+    linear = CompiledLinear(torch.ones(16, 16), None, AVX2_TILE._replace(format="six_bits"))
+    assert linear.layout == f"1 sextets {AVX2_TILE.lanes}x{AVX2_TILE.vectors}"
 
 
 @torch.inference_mode()
@@ -196,7 +201,7 @@ def test_layers_that_kernels_cannot_multiply_are_refused() -> None:
 
 def test_instruction_limits_set_for_pytorch_and_onednn_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert find_integer_tile.__wrapped__() == AVX2_TILE._replace(format="sextets")
+    assert find_integer_tile.__wrapped__() == AVX2_TILE._replace(format="six_bits")
     monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     for name, value in (
         ("ATEN_CPU_CAPABILITY", "default"),

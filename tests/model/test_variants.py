@@ -261,12 +261,12 @@ def test_every_weight_learns(kind: str, changes: dict[str, Any]) -> None:
 def test_a_model_built_on_the_meta_device_takes_assigned_weights(kind: str, changes: dict[str, Any]) -> None:
     model = build(kind, changes)
     with torch.device("meta"):
-        outline = build_model(model.config)
+        skeleton = build_model(model.config)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    outline.load_state_dict(weights, assign=True)
-    assert isinstance(outline, Variant)
+    skeleton.load_state_dict(weights, assign=True)
+    assert isinstance(skeleton, Variant)
     source, target = sources(model), random_targets(model, 3, 6)
-    assert torch.equal(decoder_of(outline.eval(), source)(target), decoder_of(model, source)(target))
+    assert torch.equal(decoder_of(skeleton.eval(), source)(target), decoder_of(model, source)(target))
 
 
 @each_variant

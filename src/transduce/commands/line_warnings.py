@@ -14,7 +14,7 @@ from transduce.inference.quality_estimation import describe_wrong_language, plur
 from transduce.interop.hugging_face.imported_tokenizer import ImportedVocabulary, load_tokenizer
 from transduce.model_folder.hugging_face import is_hugging_face_folder
 from transduce.model_folder.load import choose_direction
-from transduce.model_folder.read import MANIFEST, Manifest, outline_imported, read_directions
+from transduce.model_folder.read import MANIFEST, Manifest, describe_imported, read_directions
 from transduce.model_folder.safety import read_json
 from transduce.text.files import compose
 from transduce.text.protected import find_protected
@@ -260,7 +260,7 @@ def unknown_characters_of(folder: Path) -> Callable[[str], UnknownLetters]:
         TransduceError: the tokenizer's files are missing or damaged.
     """
     is_imported_on_use = is_hugging_face_folder(folder)
-    tokenizer = outline_imported(folder)[0].tokenizer if is_imported_on_use else load_tokenizer(folder)
+    tokenizer = describe_imported(folder)[0].tokenizer if is_imported_on_use else load_tokenizer(folder)
     return unknown_letters(tokenizer.source)
 
 

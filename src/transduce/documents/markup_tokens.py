@@ -367,7 +367,7 @@ def _texts(source: str, settings: MarkupSettings) -> Iterator[_Item]:
 # --- the elements' extents ---
 
 
-class _Outline(NamedTuple):
+class _ElementTree(NamedTuple):
     """The tree of a document's items (texts and tags): pairs of tags, parents, and the elements that have words."""
 
     partner: dict[int, int]
@@ -380,8 +380,8 @@ class _Outline(NamedTuple):
     """The indices of the start tags of elements that contain words themselves; -1 for the document."""
 
 
-def _outline(items: Sequence[_Item]) -> _Outline:
-    """Match the start and end tags of a scanned document, and return its `_Outline`.
+def _element_tree(items: Sequence[_Item]) -> _ElementTree:
+    """Match the start and end tags of a scanned document, and return its `_ElementTree`.
 
     A start tag that is not closed before its parent, and an end tag without an open element, have no partner.
     """
@@ -404,7 +404,7 @@ def _outline(items: Sequence[_Item]) -> _Outline:
         if item.role == "start":
             stack.append(index)
             open_names[item.name] += 1
-    return _Outline(partner, parent, has_text)
+    return _ElementTree(partner, parent, has_text)
 
 
 # --- tokens ---
@@ -467,15 +467,15 @@ class _MarkupReader:
     def __init__(self, document: str, settings: MarkupSettings) -> None:
         self.settings = settings
         self.items = list(_scan(document, settings))
-        self.outline = _outline(self.items)
+        self.tree = _element_tree(self.items)
         self._inline: dict[int, bool] = {}
         self._has_languages = settings.source_language is not None and not _FROM_OFFICE.search(document)
         """True if attributes `lang` are to be trusted; those that word processors write are only for their spelling
         check.
         """
-        pairs = zip(self.items, self.outline.parent, strict=True)
+        pairs = zip(self.items, self.tree.parent, strict=True)
         roots = sum(parent < 0 and item.role in ("start", "single") for item, parent in pairs)
-        self._is_fragment = roots > 1 or -1 in self.outline.has_text
+        self._is_fragment = roots > 1 or -1 in self.tree.has_text
         """True if the document has text or several elements at the top, as a sentence with tags has, and no page."""
 
     def tokens(self) -> list[Token]:
@@ -524,7 +524,7 @@ class _MarkupReader:
             return Token(self._other_kind(item.source), item.source)
         if item.role == "single":
             return Token(self._kind_of_empty(index), item.source, item.name, side=_side(item.name))
-        partner, start = self.outline.partner.get(index), self._start_of(index)
+        partner, start = self.tree.partner.get(index), self._start_of(index)
         if not self._is_inline(start):
             return Token("block", item.source, item.name)
         if partner is None:
@@ -533,7 +533,7 @@ class _MarkupReader:
 
     def _start_of(self, index: int) -> int:
         """Return the index of the start tag that belongs to an end tag; the index itself for all other items."""
-        return self.outline.partner.get(index, index) if self.items[index].role == "end" else index
+        return self.tree.partner.get(index, index) if self.items[index].role == "end" else index
 
     def _other_kind(self, source: str) -> Kind:
         if source.startswith(("<!--", "<?")):
@@ -546,7 +546,7 @@ class _MarkupReader:
         The result is -1 if the item at the index is no start tag of such an element, or has no end tag.
         """
         item = self.items[index]
-        end = self.outline.partner.get(index, -1) if item.role == "start" else -1
+        end = self.tree.partner.get(index, -1) if item.role == "start" else -1
         is_copied = end >= 0 and (
             _copies(item.name, item.attributes, self.settings)
             or self._is_note(index, end)
@@ -574,13 +574,13 @@ class _MarkupReader:
 
     def _is_phrase(self, index: int) -> bool:
         """Return whether the element with this start tag is part of a sentence: inline, with words beside it."""
-        return self._is_inline(index) and any(outer in self.outline.has_text for outer in self._around(index))
+        return self._is_inline(index) and any(outer in self.tree.has_text for outer in self._around(index))
 
     def _around(self, index: int) -> list[int]:
         """Return the start-tag indices of up to 16 inline elements around an item, then of the outer one, or -1."""
-        found = [self.outline.parent[index]]
+        found = [self.tree.parent[index]]
         while len(found) <= 16 and self._inline.get(found[-1], False):
-            found.append(self.outline.parent[found[-1]])
+            found.append(self.tree.parent[found[-1]])
         return found
 
     def _is_raised_number(self, start: int, stop: int) -> bool:
@@ -736,7 +736,7 @@ class _MarkupReader:
         return found
 
     def _decide_inline(self, index: int) -> bool:
-        name, settings, parent = self.items[index].name, self.settings, self.outline.parent[index]
+        name, settings, parent = self.items[index].name, self.settings, self.tree.parent[index]
         if name in settings.splitting_tags:
             return False
         if name in settings.non_splitting_tags or settings.kind == "xliff":
@@ -748,7 +748,7 @@ class _MarkupReader:
         if name in _XML_BLOCK:
             return False
         # Parents come before their children, so the answer for the parent is known.
-        if parent in self.outline.has_text or (parent >= 0 and self._inline.get(parent, False)):
+        if parent in self.tree.has_text or (parent >= 0 and self._inline.get(parent, False)):
             return True
         # Names of inline elements may be those of records, too, unless the element around them is known to be a text.
         is_in_text = self.items[parent].name in _XML_TEXTS if parent >= 0 else self._is_fragment
@@ -757,9 +757,9 @@ class _MarkupReader:
     def _is_in_sentence(self, index: int) -> bool:
         """Return whether the element with this tag is in text outside of all blocks, or in a `<p>` before words."""
         outer = self._around(index)[-1]
-        end = self.outline.partner.get(index, index) + 1
+        end = self.tree.partner.get(index, index) + 1
         is_followed = any(item.role == "text" and has_words(item.source) for item in self.items[end : end + 1])
-        return outer in self.outline.has_text and (outer < 0 or (self.items[outer].name == "p" and is_followed))
+        return outer in self.tree.has_text and (outer < 0 or (self.items[outer].name == "p" and is_followed))
 
 
 def _is_number_or_sign(text: str) -> bool:

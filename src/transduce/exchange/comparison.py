@@ -659,8 +659,8 @@ def comparable_texts(original: Original, texts: Sequence[str]) -> list[str]:
     """
     vocabulary, kind = original.tokenizer.source, original.config.kind
     reads = kind in ("encoder", "decoder") or isinstance(original.tokenizer, ImportedTokenizer)
-    silent = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
-    names = {*map(vocabulary.token, silent), *vocabulary.special_token_names[:2]} - {""}
+    without_text = (id for id in range(vocabulary.size) if not vocabulary.is_text_token(id))
+    names = {*map(vocabulary.token, without_text), *vocabulary.special_token_names[:2]} - {""}
     prefixes = vocabulary.tokens(vocabulary.prefix_ids)
 
     def is_alike(text: str) -> bool:

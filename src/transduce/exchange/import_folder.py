@@ -22,7 +22,7 @@ from transduce.model_folder.read import (
     CONTEXT,
     DIRECTIONS,
     SETTINGS_FILE,
-    outline_imported,
+    describe_imported,
     read_saved_by_transformers,
     was_saved_by_transformers,
 )
@@ -99,7 +99,7 @@ def import_model_folder(
             source_language, target_language = chosen.source_language, chosen.target_language
         weights = content.model.state_dict()
     else:
-        content, weights = outline_imported(folder)
+        content, weights = describe_imported(folder)
         content = with_languages(content, source_language, target_language)
         source_language = target_language = None  # those of the manifest are the model's own codes
     max_positions = hugging_face_context(folder)

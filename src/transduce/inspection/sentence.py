@@ -404,8 +404,8 @@ def describe(model: nn.Module) -> str:
     """Return a one-line description of a model: layers, width, heads, millions of parameters."""
     config = cast("ModelConfig", model.config)
     with torch.device("meta"):
-        outline = build_any_model(config)  # an int8 model has other parameters
-    count = sum(parameter.numel() for parameter in outline.parameters()) / 1e6
+        skeleton = build_any_model(config)  # an int8 model has other parameters
+    count = sum(parameter.numel() for parameter in skeleton.parameters()) / 1e6
     millions = f"{count:,.1f}" if count >= 1.0 else f"{count:.2f}"
     stacks = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     layers = str(stacks[config.kind]) if config.kind in stacks else " + ".join(map(str, stacks.values()))

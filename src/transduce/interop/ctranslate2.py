@@ -206,8 +206,10 @@ def _set_embedding(stack: Any, spec: Any, embedding: Embedding, weight: Tensor, 
     if embedding.norm is not None:
         _set_norm(stack.layernorm_embedding, embedding.norm)
     if config.positions in ("sinusoidal", "learned", "none"):
-        table = position_encoding_table(embedding, config)
-        stack.position_encodings.encodings = torch.zeros(MAXIMUM_POSITIONS, config.d_model) if table is None else table
+        encodings = position_encoding_table(embedding, config)
+        if encodings is None:
+            encodings = torch.zeros(MAXIMUM_POSITIONS, config.d_model)
+        stack.position_encodings.encodings = encodings
 
 
 def _set_encoder_layer(spec: Any, layer: EncoderLayer | DecoderLayer, positions: StackPositions) -> None:

@@ -367,7 +367,7 @@ def _record(
     ids: dict[str, int],
     special: Mapping[str, int],
     symbols: tuple[str | Symbol, ...],
-    silent: tuple[int, ...] = (),
+    without_text: tuple[int, ...] = (),
     *,
     keeps_line_feeds: bool = False,
 ) -> ImportedVocabularyRecord:
@@ -378,7 +378,7 @@ def _record(
         ids: the id of each token.
         special: the ids of padding, end and unknown (`pad`, `eos`, `unk`).
         symbols: tokens that are recognized in a text and never split.
-        silent: ids of further tokens that decode to no text.
+        without_text: ids of further tokens that decode to no text.
         keeps_line_feeds: True if line feeds are encoded as ordinary tokens.
     """
     return ImportedVocabularyRecord(
@@ -389,7 +389,7 @@ def _record(
         eos_id=special["eos"],
         unk_id=special["unk"],
         symbols=symbols,
-        silent=silent,
+        silent=without_text,
         after=(special["eos"],),
         keeps_line_feeds=keeps_line_feeds,
     )

@@ -142,7 +142,7 @@ def quantize(model: _Quantizable, *, after_each_layer: Callable[[], None] = lamb
     return cast(_Quantizable, prepack(model, make))
 
 
-def outline_quantized(model: nn.Module) -> PackedLayers | None:
+def quantize_without_data(model: nn.Module) -> PackedLayers | None:
     """Return the layers that a model would have with 8-bit weights, without data; None if it cannot be quantized.
 
     The result, a `PackedLayers`, has the `layout` that a stored file of packed weights must have to be usable. `model`

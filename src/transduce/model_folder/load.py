@@ -38,7 +38,7 @@ from transduce.model_folder.read import (
     SETTINGS_FILE,
     ModelFolder,
     check_tokenizer,
-    outline_imported,
+    describe_imported,
     read_run_setting,
     read_series_model,
 )
@@ -372,7 +372,7 @@ def has_language_tags(folder: Path) -> bool:
         TransduceError: the files of the tokenizer cannot be read, or the Hugging Face model cannot be imported.
     """
     if is_hugging_face_folder(folder):
-        tokenizer: Tokenizer = outline_imported(folder)[0].tokenizer
+        tokenizer: Tokenizer = describe_imported(folder)[0].tokenizer
     elif (folder / IMPORTED_TOKENIZER_FILE).is_file():
         tokenizer = load_tokenizer(folder)
     else:

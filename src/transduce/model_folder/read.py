@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from transduce.acceleration import outline_quantized
+from transduce.acceleration import quantize_without_data
 from transduce.atomic_io import json_bytes
 from transduce.deprecation import with_current_keys, with_current_settings
 from transduce.errors import TransduceError, shell_word
@@ -349,16 +349,16 @@ def _read_prepacked(
     """
     if not cache.has_files():
         return None
-    outline = _empty_model(folder, config, build_model)
-    stored = outline.state_dict()
-    outlined = outline_quantized(outline)
-    prepacked = None if outlined is None else cache.load(outlined)
-    if outlined is None or prepacked is None:
+    skeleton = _empty_model(folder, config, build_model)
+    stored = skeleton.state_dict()
+    packed = quantize_without_data(skeleton)
+    prepacked = None if packed is None else cache.load(packed)
+    if packed is None or prepacked is None:
         return None
     file = _map_weights(folder, stored)
-    others = _read_weights(file, stored, config, [name for name in outlined.needed if name in stored])
+    others = _read_weights(file, stored, config, [name for name in packed.needed if name in stored])
     layers = {name: prepacked.tensor(name) for name in prepacked.entries}
-    model = cast(Model, outlined.fill(layers, others).eval())  # of a subclass of its class
+    model = cast(Model, packed.fill(layers, others).eval())  # of a subclass of its class
     compute_unstored_buffers(model, build_model)
     return model, file, prepacked
 
@@ -428,22 +428,22 @@ def _refuse_too_large(folder: Path, files: Iterable[MappedTensors], *, is_quanti
         )
 
 
-def _map_weights(folder: Path, outline: Mapping[str, Tensor]) -> MappedTensors:
+def _map_weights(folder: Path, templates: Mapping[str, Tensor]) -> MappedTensors:
     """Map the weights file of a folder into memory, check its header, and return the mapped tensors.
 
-    `outline` holds the model's parameters and stored buffers without data. Tensors that are floating-point there must
+    `templates` holds the model's parameters and stored buffers without data. Tensors that are floating-point there must
     be floating-point in the file, too.
 
     Raises:
         TransduceError: the file is missing or damaged, or holds tensors of another type.
     """
-    whole_numbers = [name for name, tensor in outline.items() if not tensor.is_floating_point()]
+    whole_numbers = [name for name, tensor in templates.items() if not tensor.is_floating_point()]
     return MappedTensors(folder, WEIGHTS, whole_numbers=whole_numbers)
 
 
 def _read_imported(folder: Path) -> ModelFolder[Model]:
     """Read a Hugging Face folder that transduce did not write as a `ModelFolder`; the model is in evaluation mode."""
-    content, weights = outline_imported(folder)
+    content, weights = describe_imported(folder)
     _refuse_too_large(folder, content.files)
     content.model.load_state_dict(dict(weights), assign=True)
     compute_unstored_buffers(content.model, build_model)
@@ -451,7 +451,7 @@ def _read_imported(folder: Path) -> ModelFolder[Model]:
     return content
 
 
-def outline_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
+def describe_imported(folder: Path) -> tuple[ModelFolder[Model], LazyTensors]:
     """Read a Hugging Face folder without its weights: the model is on the meta device, and weights are read on access.
 
     The result is a pair: the folder's content, and a mapping of the weights by name. Reading a weight releases the
@@ -605,13 +605,13 @@ def check_digests(folder: Path, manifest: Manifest, digest: Callable[[Path], str
 
 
 def _read_weights(
-    file: MappedTensors, outline: Mapping[str, Tensor], config: ModelConfig, names: Iterable[str]
+    file: MappedTensors, templates: Mapping[str, Tensor], config: ModelConfig, names: Iterable[str]
 ) -> dict[str, Tensor]:
     """Return a dict of a model's parameters and buffers, mapped from a file that must hold exactly the model's weights.
 
     Args:
         file: the file.
-        outline: the model's parameters and stored buffers, on the meta device.
+        templates: the model's parameters and stored buffers, on the meta device.
         config: the model's configuration.
         names: the names of the parameters and buffers to return.
 
@@ -619,14 +619,14 @@ def _read_weights(
         TransduceError: a weight is missing, unexpected, or has another shape.
     """
     path, present = file.path, set(file.entries)
-    locations = stored_parameters(outline, config, present)
+    locations = stored_parameters(templates, config, present)
     missing = [part for location in locations.values() for part in location.names if part not in present]
     expected = {part for location in locations.values() for part in location.names} | redundant_names(config, present)
     if missing or present - expected:
         raise wrong_tensors(path, missing, sorted(present - expected))
-    weights = {name: _restore(file, locations[name], outline[name].dtype) for name in names}
+    weights = {name: _restore(file, locations[name], templates[name].dtype) for name in names}
     for name, tensor in weights.items():
-        check_shape(path, name, tensor.shape, outline[name].shape)
+        check_shape(path, name, tensor.shape, templates[name].shape)
     return weights
 
 

@@ -134,20 +134,20 @@ class MappedTensors:
 
 
 def write_tensors(
-    path: Path, outline: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]
+    path: Path, templates: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], metadata: Mapping[str, str]
 ) -> str:
     """Write a safetensors file tensor by tensor, so that only one must be in memory; return its SHA-256 (hexadecimal).
 
     Args:
         path: the file, which must not be in use: write under another name and rename.
-        outline: a mapping from names to tensors on any device, such as the meta device, with the shape and dtype of
+        templates: a mapping from names to tensors on any device, such as the meta device, with the shape and dtype of
             each.
-        tensors: pairs of a name and a tensor, in the order of `outline`.
+        tensors: pairs of a name and a tensor, in the order of `templates`.
         metadata: texts by name for the file's header.
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: a tensor differs from `outline`.
+        ValueError: a tensor differs from `templates`.
     """
     digest = hashlib.sha256()
     with name_path_in_errors(path), path.open("wb") as file:
@@ -156,26 +156,26 @@ def write_tensors(
             file.write(content)
             digest.update(content)
 
-        write(header_bytes(outline, metadata))
-        for (name, tensor), (expected_name, expected) in zip(tensors, outline.items(), strict=True):
+        write(header_bytes(templates, metadata))
+        for (name, tensor), (expected_name, expected) in zip(tensors, templates.items(), strict=True):
             if (name, tensor.shape, tensor.dtype) != (expected_name, expected.shape, expected.dtype):
                 raise ValueError(f"expected {expected_name} {tuple(expected.shape)}, not {name} {tuple(tensor.shape)}")
             write(memoryview(bytes_of(tensor)))
     return digest.hexdigest()
 
 
-def header_bytes(outline: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+def header_bytes(templates: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return the header of a safetensors file as bytes.
 
     The bytes begin with the header's length, and are padded so that the tensors' data after the header are aligned.
 
     Args:
-        outline: tensors by name, of which only shapes and dtypes are used. The file's data must follow in this order.
+        templates: tensors by name, of which only shapes and dtypes are used. The file's data must follow in this order.
         metadata: free texts by name.
     """
     content: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
-    for name, tensor in outline.items():
+    for name, tensor in templates.items():
         size = tensor.numel() * tensor.itemsize
         content[name] = {
             "dtype": _NAMES[tensor.dtype],

@@ -219,13 +219,13 @@ class PrepackedCache:
             TransduceError: the file's header is damaged.
             OSError: the file cannot be read.
         """
-        name, outline = _file_name(packed), packed.tensors()
+        name, templates = _file_name(packed), packed.tensors()
         if not (location / name).is_file():
             return None
         file = MappedTensors(location, name, whole_numbers=None)
         # Names, types, shapes, source and format are all in the header, which is known but for the data's digest.
         digest = file.header.metadata.get("data", "")
-        is_current = file.header.content == header_bytes(outline, self._metadata(digest))
+        is_current = file.header.content == header_bytes(templates, self._metadata(digest))
         # Damaged data would change translations without a word.
         start = len(file.header.content)
         return file if is_current and VerifiedFiles(self._folder).digest(location / name, start) == digest else None

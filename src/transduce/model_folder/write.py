@@ -326,9 +326,9 @@ def _check_weights(folder: Path, weights: Mapping[str, Tensor], config: ModelCon
     """
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         described = build_any_model(config).state_dict()
-    outline = _outline(weights)
-    missing, unexpected = (sorted(each) for each in (described.keys() - outline, outline.keys() - described))
-    reshaped = [name for name in described.keys() & outline if described[name].shape != outline[name].shape]
+    templates = _templates_of(weights)
+    missing, unexpected = (sorted(each) for each in (described.keys() - templates, templates.keys() - described))
+    reshaped = [name for name in described.keys() & templates if described[name].shape != templates[name].shape]
     if missing or unexpected or reshaped:
         raise TransduceError(
             f"The weights for {folder} are not those that the model's configuration describes, so nothing was written: "
@@ -337,9 +337,9 @@ def _check_weights(folder: Path, weights: Mapping[str, Tensor], config: ModelCon
         )
 
 
-def _outline(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _templates_of(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return a mapping of tensors that have the names, shapes and types of weights, without reading lazy weights."""
-    return weights.outline if isinstance(weights, LazyTensors) else weights
+    return weights.templates if isinstance(weights, LazyTensors) else weights
 
 
 # No model has more positions; it bounds tables of sinusoids, which are written.
@@ -367,9 +367,9 @@ def _write_weights(
         return tensor
 
     # Numbers of more bytes come first, so that each tensor is aligned to the size of its numbers.
-    outline = _outline(weights)
-    names = sorted(outline, key=lambda name: -outline[name].itemsize)
-    shapes = {name: outline[name].to("meta") for name in names}
+    templates = _templates_of(weights)
+    names = sorted(templates, key=lambda name: -templates[name].itemsize)
+    shapes = {name: templates[name].to("meta") for name in names}
     in_order = LazyTensors({name: partial(finite, name) for name in names}, shapes)
     try:
         return write_tensors(

@@ -466,7 +466,8 @@ class _Reporter:
         self._positions = positions
         self._report = report
         self._loop = asyncio.get_running_loop()
-        self._silent = {number for number, line in enumerate(job.sentences) if job.glossary and job.glossary.find(line)}
+        glossary = job.glossary
+        self._unreported = {number for number, line in enumerate(job.sentences) if glossary and glossary.find(line)}
         self._is_plain = [job.model.is_plain_sentence(line, job.text_settings) for line in job.sentences]
 
     def __call__(self, number: int, ids: Sequence[int], certain: int) -> None:
@@ -494,7 +495,7 @@ class _Reporter:
 
     def _put(self, number: int, text: str, draft: str) -> None:
         index, line = self._positions[number]
-        if number not in self._silent:
+        if number not in self._unreported:
             call_in_loop(self._loop, self._report, LineProgress(index=index, line=line, text=text, draft=draft))
 
 

@@ -112,10 +112,10 @@ def config_json(
         return {"model_type": "transduce"} | encoder_decoder | limit | ours
     label_names: dict[str, Any] = {}
     if config.num_labels:
-        names = labels if len(labels) == config.num_labels else [f"LABEL_{n}" for n in range(config.num_labels)]
+        class_names = labels if len(labels) == config.num_labels else [f"LABEL_{n}" for n in range(config.num_labels)]
         label_names = {
-            "id2label": {str(number): name for number, name in enumerate(names)},
-            "label2id": {name: number for number, name in enumerate(names)},
+            "id2label": {str(number): name for number, name in enumerate(class_names)},
+            "label2id": {name: number for number, name in enumerate(class_names)},
         }
     ids = {"pad_token_id": config.pad_id, "eos_token_id": config.eos_id, "dtype": "float32"}
     header = {"architectures": [family.architecture], "model_type": family.model_type}

@@ -295,7 +295,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
     symbols = [token for token in added if token.id not in tags and (is_decoder or token.text not in control)]
     # An encoder–decoder may be trained to generate such tokens (T5's sentinels), but none writes the mask.
     masks = {_token_id(files, parts.ids, "mask_token"), parts.ids.get("<mask>")} if is_encoder_decoder else set()
-    silent_symbols = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
+    symbols_without_text = {token.id for token in symbols if token.id in masks or (token.special and is_decoder)}
     record = ImportedVocabularyRecord(
         algorithm=parts.algorithm,
         ids=parts.ids,
@@ -305,7 +305,7 @@ def _record(files: TokenizerFiles, model: ModelIds) -> ImportedTokenizerRecord:
         unk_id=special["unk_id"],
         symbols=tuple(token.stored for token in symbols),
         silent=tuple(
-            sorted({*tags, *before, *silent_symbols, *(parts.ids[text] for text in control if text in parts.ids)})
+            sorted({*tags, *before, *symbols_without_text, *(parts.ids[text] for text in control if text in parts.ids)})
         ),
         before=before,
         after=after,

@@ -106,15 +106,15 @@ class LazyTensors(Mapping[str, Tensor]):
     Not all tensors are therefore in memory at once.
     """
 
-    def __init__(self, functions: Mapping[str, Callable[[], Tensor]], outline: Mapping[str, Tensor]) -> None:
+    def __init__(self, functions: Mapping[str, Callable[[], Tensor]], templates: Mapping[str, Tensor]) -> None:
         """Store the functions that compute the tensors.
 
         Args:
             functions: a function for each name.
-            outline: a tensor on the meta device for each name, with the shape and dtype of the computed tensor.
+            templates: a tensor on the meta device for each name, with the shape and dtype of the computed tensor.
         """
         self._functions = functions
-        self.outline = outline
+        self.templates = templates
 
     def __getitem__(self, name: str) -> Tensor:
         return self._functions[name]()
@@ -169,8 +169,8 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
     config = _config(settings | {"output_bias": bias is not None}, location)
     with torch.device("meta"):
         skeleton = build_model(config)
-    outline = {name: parameter.detach() for name, parameter in skeleton.named_parameters()}
-    sources = _collect(family, stored, outline)
+    templates = {name: parameter.detach() for name, parameter in skeleton.named_parameters()}
+    sources = _collect(family, stored, templates)
     sources["source_weight"] = StoredParameter((tables.source,))
     if not config.tie_source_target:
         sources["own_target_weight"] = StoredParameter((tables.target,))
@@ -178,11 +178,11 @@ def import_model(content: Mapping[str, Any], stored: StoredTensors, special_ids:
         sources["own_output_weight"] = StoredParameter((tables.output,))
     if bias is not None:
         sources["output_bias"] = StoredParameter((bias,), "flat")
-    for name, expected in outline.items():
+    for name, expected in templates.items():
         check_shape(stored.location, name, _shape_of(stored, sources[name]), expected.shape)
     _check_sinusoids(stored, config)
-    functions = {name: partial(_read_parameter, stored, name, sources[name]) for name in outline}
-    return ImportedModel(config, LazyTensors(functions, outline))
+    functions = {name: partial(_read_parameter, stored, name, sources[name]) for name in templates}
+    return ImportedModel(config, LazyTensors(functions, templates))
 
 
 def _refuse_quantized(stored: StoredTensors) -> None:

@@ -102,7 +102,7 @@ class ImportedVocabulary(Vocabulary):
         self.unk_id = record.unk_id
         # In a list of words a whole word is missing, not a character.
         unknown = () if isinstance(record.algorithm, WordListRecord) else (record.unk_id,)
-        self._silent = frozenset({record.pad_id, record.eos_id, *unknown, *record.silent})
+        self._without_text = frozenset({record.pad_id, record.eos_id, *unknown, *record.silent})
         self.before = record.before
         self.after = record.after
         self.forced = record.forced
@@ -116,8 +116,8 @@ class ImportedVocabulary(Vocabulary):
         algorithm = record.algorithm
         if isinstance(algorithm, TokenizerJson):
             recognized = {symbol.text for symbol in symbols}
-            unread = {token for token, id in record.ids.items() if id in self._silent and token not in recognized}
-            algorithm = algorithm.without_tokens(unread)
+            without_text = {token for token, id in record.ids.items() if id in self._without_text}
+            algorithm = algorithm.without_tokens(without_text - recognized)
         self._splitter = algorithm.build_splitter(record.ids, symbols)
 
     @cached_property
@@ -153,7 +153,7 @@ class ImportedVocabulary(Vocabulary):
 
         Line feeds become spaces unless `line_feeds` is set or the vocabulary has a symbol for them.
         """
-        text_tokens = (self._tokens.get(int(id)) for id in ids if int(id) not in self._silent)
+        text_tokens = (self._tokens.get(int(id)) for id in ids if int(id) not in self._without_text)
         text = self._splitter.join([token for token in text_tokens if token is not None])
         return text if line_feeds or self.writes_line_feeds else text.replace("\n", " ")
 
@@ -166,7 +166,7 @@ class ImportedVocabulary(Vocabulary):
 
         The result is False for special tokens, the unknown token, and ids without a token.
         """
-        return id in self._tokens and id not in self._silent and id != self.unk_id
+        return id in self._tokens and id not in self._without_text and id != self.unk_id
 
     def surface(self, id: int) -> bytes:
         """Return the UTF-8 bytes that the token with an id adds to a text.

@@ -344,9 +344,9 @@ def build_embedding(
     scale = embedding_scale(config)
     if scale != 1.0:
         x = graph.apply("Mul", x, graph.number(scale))
-    table = position_encoding_table(embedding, config)
-    if table is not None:
-        x = graph.apply("Add", x, graph.apply("Gather", graph.weight(table), positions))
+    encodings = position_encoding_table(embedding, config)
+    if encodings is not None:
+        x = graph.apply("Add", x, graph.apply("Gather", graph.weight(encodings), positions))
     if embedding.token_types is not None and token_types is not None:
         x = graph.apply("Add", x, graph.apply("Gather", graph.weight(embedding.token_types.detach()), token_types))
     x = build_norm(graph, x, embedding.norm)

@@ -233,12 +233,12 @@ def _multiply(k: KernelBuilder, tile: Tile, total: Value, inputs: Sequence[Value
     """Return total + inputs · weights, a vector of 32-bit integer sums.
 
     `inputs` and `weights` are sequences of vectors of quantized numbers. Each vector has one group of inputs (32 bits)
-    for each sum. The sequences have two vectors for the format `sextets`, else one.
+    for each sum. The sequences have two vectors for the format `six_bits`, else one.
     """
     groups = [(k.build.bitcast(one, other.type), other) for one, other in zip(inputs, weights, strict=True)]
     if tile.format in ("bytes", "halves"):
         return k.intrinsic(f"llvm.x86.avx512.vpdpbusd.{32 * k.lanes}", k.ints, total, *groups[0])
-    if tile.format == "sextets":
+    if tile.format == "six_bits":
         halves = ir.VectorType(I16, 2 * k.lanes)
         pairs = (k.intrinsic(_BYTES_TO_PAIRS[k.lanes], halves, *group) for group in groups)
         groups = [(k.build.add(*pairs), ir.Constant(halves, [1] * 2 * k.lanes))]
@@ -257,6 +257,7 @@ _SLIGHT = 1e-4  # tolerance for float sums in another order, relative to the gre
 _LEVELS = 127  # the greatest quantized magnitude of a weight
 _ROUNDED_ROWS = 1024  # rows that are quantized at a time
 _LAYOUT_VERSION = 1  # to be raised when weights are quantized or packed in another way, so that no cache is used
+_LAYOUT_FORMATS = {"six_bits": "sextets"}  # formats that files name otherwise
 INPUT_MULTIPLE = 16
 """The divisor that the number of inputs D of a prepacked layer must have."""
 MIN_INPUTS_FOR_8_BITS = 512
@@ -288,12 +289,12 @@ class CompiledLinear(nn.Module):
         """True if inputs and weights are rounded before the multiplication, so that results differ from float32's."""
         self.outputs, self.width = outputs, width
         self.padded_outputs = outputs + padding
-        packed = self._outline(weight) if weight.is_meta else self._pack(weight.detach(), bias)
+        packed = self._meta_tensors(weight) if weight.is_meta else self._pack(weight.detach(), bias)
         self.weights, self.initial_sums, self.weight_scales, self.bias = (
             nn.Parameter(tensor, requires_grad=False) for tensor in packed
         )
 
-    def _outline(self, weight: Tensor) -> tuple[Tensor, ...]:
+    def _meta_tensors(self, weight: Tensor) -> tuple[Tensor, ...]:
         """Return four tensors on the meta device (without data): packed weights, initial sums, scales and bias.
 
         The shapes and dtypes are those of the tensors that `_pack` returns.
@@ -328,7 +329,8 @@ class CompiledLinear(nn.Module):
         Packed weights in a cache file are usable only if the file was written with the same text. The text depends on
         the processor and the version of the packing code.
         """
-        return f"{_LAYOUT_VERSION} {self.tile.format} {self.tile.lanes}x{self.tile.vectors}"
+        tile = self.tile
+        return f"{_LAYOUT_VERSION} {_LAYOUT_FORMATS.get(tile.format, tile.format)} {tile.lanes}x{tile.vectors}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the linear layer to float32 x (…, D); return float32 (…, O).

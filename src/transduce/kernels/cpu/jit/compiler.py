@@ -178,10 +178,10 @@ def find_integer_tile() -> Tile | None:
     if features.get("avx512bw") and not narrow:
         has_bytes = features.get("avx512vnni") and limit != "AVX512_CORE"
         return AVX512_TILE._replace(
-            format="bytes" if has_bytes else "sextets", amx=has_bytes and _has_amx(features, limit, "amx-int8")
+            format="bytes" if has_bytes else "six_bits", amx=has_bytes and _has_amx(features, limit, "amx-int8")
         )
     if features.get("avx2") and features.get("fma"):
-        return AVX2_TILE._replace(format="bytes" if features.get("avxvnni") and not narrow else "sextets")
+        return AVX2_TILE._replace(format="bytes" if features.get("avxvnni") and not narrow else "six_bits")
     return None
 
 

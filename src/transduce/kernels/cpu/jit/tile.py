@@ -5,7 +5,7 @@ With 8-bit weights, rows are quantized to one of four integer formats:
 * `bytes`: 8 bits, for instructions that add four byte products to a 32-bit sum (`vpdpbusd`, and AMX's `tdpbusd`);
 * `halves`: 12 bits on the same machines, as two 6-bit halves that are multiplied one after the other as bytes; more
   exact, and half as fast;
-* `sextets`: 6 bits on other machines, where `vpmaddubsw` adds two byte products in 16 bits (8 bits would overflow);
+* `six_bits`: 6 bits on other machines, where `vpmaddubsw` adds two byte products in 16 bits (8 bits would overflow);
 * `words`: 12 bits on other machines, where `vpmaddwd` adds pairs of 16-bit products in 32 bits.
 
 All but `words` are unsigned for their instructions, so a zero point is added to each activation. What it contributes
@@ -23,7 +23,7 @@ from llvmlite import ir  # type: ignore[import-not-found, import-untyped, unused
 
 from transduce.kernels.cpu.jit.ir_builder import F16, F32, I8, I16, I64, POINTER, KernelBuilder, Value
 
-Format = Literal["bytes", "halves", "sextets", "words", "pairs", "floats"]
+Format = Literal["bytes", "halves", "six_bits", "words", "pairs", "floats"]
 
 HALF_BITS = 6
 """The number of bits in each half of a 12-bit activation (format `halves`)."""
@@ -59,7 +59,7 @@ class Tile(NamedTuple):
         With 12 bits, this number is small enough that sums of `max_inputs` products fit in 32 bits. Raises KeyError for
         the floating-point formats `pairs` and `floats`.
         """
-        return {"bytes": 127, "halves": 2047, "sextets": 31, "words": 2047}[self.format]
+        return {"bytes": 127, "halves": 2047, "six_bits": 31, "words": 2047}[self.format]
 
     @property
     def zero_point(self) -> int:
@@ -67,7 +67,7 @@ class Tile(NamedTuple):
 
         Raises KeyError for the floating-point formats `pairs` and `floats`.
         """
-        return {"bytes": 128, "halves": 2048, "sextets": 32, "words": 0}[self.format]
+        return {"bytes": 128, "halves": 2048, "six_bits": 32, "words": 0}[self.format]
 
     @property
     def max_inputs(self) -> int:
@@ -103,10 +103,10 @@ class Tile(NamedTuple):
     def groups(self) -> int:
         """The number of groups of inputs whose products are added to a 32-bit sum at once.
 
-        For the format `sextets`, the products of two groups are first added to each other in 16 bits. For all other
+        For the format `six_bits`, the products of two groups are first added to each other in 16 bits. For all other
         formats the number is 1.
         """
-        return 2 if self.format == "sextets" else 1
+        return 2 if self.format == "six_bits" else 1
 
     @property
     def columns(self) -> int:
@@ -117,7 +117,7 @@ class Tile(NamedTuple):
     def with_12_bits(self) -> "Tile":
         """The tile for 12-bit activations on the same processor, with the format `halves` or `words`.
 
-        `halves` replaces `bytes`, and `words` replaces `sextets`; the block's shape is unchanged.
+        `halves` replaces `bytes`, and `words` replaces `six_bits`; the block's shape is unchanged.
         """
         return self._replace(format="halves" if self.format == "bytes" else "words")
 
