@@ -1,6 +1,7 @@
-"""Detect the machine's cores, instruction sets and GPU, name precisions, and recognize exhausted memory.
+"""Detect the machine's cores, memory, instruction sets and GPU, and recognize errors of exhausted memory.
 
-Defaults that change results depend only on this detection.
+`detect_machine` returns a `Machine`, from which defaults are chosen that depend on the machine. The module also lists
+the names of the precisions of weights.
 """
 
 import os

@@ -448,10 +448,16 @@ class SeriesBatch:
     indices: Indices
     """The indices of the windows, (B,); empty in a stand-in."""
     is_stand_in: bool = False
-    """True if the only window belongs to another process, because this one has none; its loss counts nothing."""
+    """True if the process has no window of its own in this step, so that the only window belongs to another process.
+
+    The batch's loss then counts nothing.
+    """
 
     def as_stand_in(self) -> "SeriesBatch":
-        """Return a copy of the batch that is marked as a stand-in, without indices."""
+        """Return a copy of the batch that is marked as a stand-in, without indices.
+
+        A stand-in is the batch of a process that has no windows of its own in a training step.
+        """
         return replace(self, indices=self.indices[:0], is_stand_in=True)
 
 

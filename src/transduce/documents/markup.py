@@ -590,12 +590,15 @@ def translate_markup(
     text_settings: TextSettings | None = None,
     before: Sequence[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """Translate documents in HTML or XML; tags keep their nesting, and only text is translated.
+    """Translate documents in HTML or XML.
+
+    Text is translated, and so are the attributes that `settings` names. Tags keep their nesting.
 
     Args:
         translator: the model.
         documents: the documents, which may be malformed.
-        settings: how documents are divided into texts, and which elements stay unchanged; None: the defaults, for HTML.
+        settings: how documents are divided into texts, which attributes are translated, and which elements stay
+            unchanged; None: the defaults, for HTML.
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for the texts; None: the translator's defaults.

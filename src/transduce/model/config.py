@@ -127,7 +127,14 @@ def _type_hints() -> dict[str, Any]:
 
 
 def _check_types(config: "ModelConfig") -> None:
-    """Refuse an unknown name, or a value of another type than its setting has, such as True for a number."""
+    """Refuse a value that its setting does not permit.
+
+    Where a setting has a list of names, its value must be one of these or the name of a registered component. The value
+    of another setting must have the setting's type, so that True is no number. An int is permitted for a float.
+
+    Raises:
+        TransduceError: a value is not permitted.
+    """
     for name, hint in _type_hints().items():
         value, permitted = getattr(config, name), get_args(hint) or (hint,)
         if get_origin(hint) is Literal:

@@ -56,9 +56,12 @@ class Routes:
         """Canonical codes of all served languages, sorted."""
 
     def _add_code(self, own_code: str) -> str:
-        """Return the canonical code of a model's language.
+        """Return the canonical code of a model's language, which is the same for all spellings of the language.
 
-        Different spellings of one language get the same code. The first spelling is stored as the language's own code.
+        The spelling that is seen first is stored in `_own_codes` under the canonical code.
+
+        Args:
+            own_code: the code as the model spells it.
         """
         code = next((each for each in self._own_codes if is_same_language(each, own_code)), canonical(own_code))
         self._own_codes.setdefault(code, own_code)

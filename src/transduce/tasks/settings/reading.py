@@ -322,11 +322,12 @@ def _parse_value(text: str) -> Any:
 
 
 def make_settings(content: Mapping[str, Any]) -> Settings:
-    """Return the settings that nested tables describe, completed by those of the preset, after checking them.
+    """Check nested tables of settings, and return the settings that they describe, completed by those of the preset.
 
     Raises:
-        TransduceError: a key does not exist, and the message names a similar one; or a value has the wrong type or
-            range. For settings of a file, the message starts with file and line.
+        TransduceError: a key does not exist, or a value has the wrong type or range, is infinite or is NaN. For an
+            unknown key, the message names a similar one if there is one. For settings of a file, the message starts
+            with file and line.
     """
     try:
         current = with_current_settings(without_idle_defaults(content), warn=True)
@@ -356,10 +357,12 @@ def without_idle_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_settings(content: Mapping[str, Any]) -> Settings:
-    """Return the settings that nested tables describe, without those of a preset, after checking keys and types.
+    """Check nested tables of settings, and return the settings that they describe.
+
+    The settings of a preset are not added.
 
     Raises:
-        TransduceError: a key does not exist, or a value has the wrong type or range.
+        TransduceError: a key does not exist, or a value has the wrong type or range, is infinite or is NaN.
     """
     _refuse_unknown_keys(content, Settings, ())
     _refuse_infinite(content)
