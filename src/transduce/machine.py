@@ -278,8 +278,8 @@ def _available(root: Path, *, address_space: bool) -> int | None:
     """Return the bytes of memory that are left to this process, from Linux's files below the folder `root`.
 
     The result is the lowest of the machine's available memory, what is left below the limits of control groups and, if
-    `address_space` is true, what is left below the limit of the address space. It is None if no file gives a number, as
-    on Windows.
+    `address_space` is true, what is left below the limit of the address space. The result is None if no file gives a
+    number, as on Windows.
     """
     found = []
     try:

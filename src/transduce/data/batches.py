@@ -206,7 +206,7 @@ class Batch:
     def with_rows(self, rows: Sequence[Sequence[Row | list[int]]], pad_ids: tuple[int, int]) -> Self:
         """Return a copy of the batch with other token ids: `rows` are B sources and B targets, without padding.
 
-        They are padded at the right with `pad_ids`, the padding ids of source and target.
+        The rows are padded at the right with `pad_ids`, the padding ids of source and target.
         """
         (source, source_tokens), (target, target_tokens) = map(pad_rows, rows, pad_ids)
         return replace(self, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)

@@ -310,7 +310,7 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
 def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
     """Divide a text at wordless tags between two sentences, and yield the tokens of each part as a list.
 
-    Examples of such tags are note numbers and images. Each of them is a list by itself, and so stays between the
+    Examples of such tags are note numbers and images. Each such tag is a list by itself, and so stays between the
     translated sentences.
     """
     fixed = OPENING_CODES | CLOSING_CODES | set(settings.non_splitting_tags)

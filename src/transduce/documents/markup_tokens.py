@@ -413,7 +413,7 @@ def _element_tree(items: Sequence[_Item]) -> _ElementTree:
 def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
     """Return a document as a list of tokens: texts, inline tags, copied elements, and tags that end a text.
 
-    Their sources concatenate to the document, which may be malformed.
+    The tokens' sources concatenate to the document, which may be malformed.
     """
     return _MarkupReader(document, settings).tokens()
 
@@ -794,7 +794,7 @@ def code_kind(name: str, attributes: str, content: str = "") -> Literal["break",
 def reference_id(token: Token) -> str:
     """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code (`ept`, `ex`, `ec`).
 
-    The id is the first of the attributes `rid`, `startRef` and `id` that the tag has; "" if it has none.
+    The id is the first of the attributes `rid`, `startRef` and `id` that the tag has; "" if there is none.
     """
     values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
     return values.get("rid") or values.get("startRef") or values.get("id") or ""

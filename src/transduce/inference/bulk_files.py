@@ -147,7 +147,7 @@ def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: 
     """Return at most `count` last lines of the document that `lines` end with, as context for the model.
 
     Each line is in a pair with its translation. An empty line ends a document. `before` holds the pairs of the lines
-    before `lines`. The pairs of `lines` themselves have an empty translation, because it is not known yet.
+    before `lines`. The pairs of `lines` themselves have an empty translation, because the translation is not known yet.
     """
     document = [*before, *((line, "") for line in lines)]
     starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]

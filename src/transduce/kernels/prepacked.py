@@ -72,8 +72,8 @@ class CachedAttention(MultiHeadAttention):
     def _choose_cache_dtype(self, projection: nn.Module, *, has_rotary: bool) -> None:
         """Set the cache dtype to float16 or float32.
 
-        It is float16 if `projection`, which computes keys and values, rounds more than float16 does and nothing changes
-        the keys afterwards. Rotary embeddings and norms do change the keys.
+        The dtype is float16 if `projection`, which computes keys and values, rounds more than float16 does and nothing
+        changes the keys afterwards. Rotary embeddings and norms do change the keys.
         """
         is_changed = has_rotary or isinstance(self, QueryKeyNormAttention)
         is_rounded = getattr(projection, "is_rounded", False) and not is_changed

@@ -604,7 +604,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def frozen_row(self) -> int | None:
-        """The row of the embeddings that stays zero and gets no gradient (the padding id's); None: all are trained."""
+        """The padding id, whose row of the embeddings stays zero and gets no gradient; None: all rows are trained."""
         return self.pad_id if self.zero_padding_row else None
 
     @property
@@ -628,7 +628,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def can_be_packed(self) -> bool:
         """True if a training batch may concatenate its sentences without padding.
 
-        It needs the paper's attention, without dropout of attention weights, and no BatchNorm.
+        Packing needs the paper's attention, without dropout of attention weights, and no BatchNorm.
         """
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 

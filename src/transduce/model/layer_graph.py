@@ -252,7 +252,7 @@ def graph_of(module: nn.Module) -> Graph:
 
 
 def refusal(table: "SupportTable", module: nn.Module) -> str | None:
-    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: it can.
+    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: the backend can.
 
     `table` lists what the backend supports.
     """
@@ -305,7 +305,7 @@ class Description:
         self._namespaces, self._sizes = namespaces, list(map(len, namespaces))
 
     def refusal(self, table: "SupportTable") -> str | None:
-        """Return why a backend cannot compute the described module, as a clause; None: it can.
+        """Return why a backend cannot compute the described module, as a clause; None: the backend can.
 
         `table` lists what the backend supports. The answer is cached.
         """

@@ -274,7 +274,7 @@ def _letters_of(code: str) -> re.Pattern[str]:
 class Detector:
     """A detector of the language of a text among the served languages.
 
-    It uses statistical language profiles if the models have them, otherwise only the scripts of letters.
+    The detector uses statistical language profiles if the models have any, otherwise only the scripts of letters.
     """
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:

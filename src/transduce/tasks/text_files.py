@@ -185,8 +185,8 @@ def store_standard_input(out: Path, format: Format) -> str:
 def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple[str, str] | None:
     """Write the pairs of Python objects to JSON lines, and return the languages in the columns' names.
 
-    The result is a pair of language codes. It is None if the names of the columns are no languages, or if `data` names
-    the columns.
+    The result is a pair of language codes. The result is None if the names of the columns are no languages, or if
+    `data` names the columns.
 
     Args:
         pairs: an iterable of pairs or mappings, or a table of pandas, Arrow or datasets.

@@ -319,7 +319,8 @@ def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
     """Run the function `act` in all processes, and wait until all are done; with `alone`, only the first runs it.
 
-    If it fails in one process, all processes raise an error, so that none waits for one that has left.
+    If the function fails in one process, all processes raise an error, so that no process waits for another that has
+    left.
 
     Raises:
         OSError: the function failed in this process or in another.

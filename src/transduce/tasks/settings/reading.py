@@ -79,9 +79,9 @@ class FileSettings(dict[str, Any]):
     def location_of(self, sentence: str) -> str | None:
         """Return the file, with the line if known, of the first setting that an error message names.
 
-        The result is a text such as "a.toml, line 3". It is None if the file sets none of the message's settings. The
-        line is missing if it is unknown, as for keys of inline tables, or if the name in the message fits several
-        settings.
+        The result is a text such as "a.toml, line 3". The result is None if the file sets none of the message's
+        settings. The line is missing if it is unknown, as for keys of inline tables, or if the name in the message fits
+        several settings.
         """
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
             matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
