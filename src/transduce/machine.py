@@ -1,6 +1,7 @@
-"""Detect the machine's cores, instruction sets and GPU, name precisions, and recognize exhausted memory.
+"""Detect the machine's cores, memory, instruction sets and GPU, and recognize errors of exhausted memory.
 
-Defaults that change results depend only on this detection.
+`detect_machine` returns a `Machine`, from which defaults are chosen that depend on the machine. The module also lists
+the names of the precisions of weights.
 """
 
 import os
@@ -277,8 +278,8 @@ def _available(root: Path, *, address_space: bool) -> int | None:
     """Return the bytes of memory that are left to this process, from Linux's files below the folder `root`.
 
     The result is the lowest of the machine's available memory, what is left below the limits of control groups and, if
-    `address_space` is true, what is left below the limit of the address space. It is None if no file gives a number, as
-    on Windows.
+    `address_space` is true, what is left below the limit of the address space. The result is None if no file gives a
+    number, as on Windows.
     """
     found = []
     try:

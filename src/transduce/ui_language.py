@@ -93,15 +93,23 @@ def shortened(text: str, width: int) -> str:
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text padded to a width in terminal columns; `right` aligns it right."""
+    """Return a text with spaces added up to a width in terminal columns.
+
+    The spaces follow the text; with `right`, they precede the text. A text that is wider is returned unchanged.
+    """
     spaces = " " * (width - columns_of(text))
     return spaces + text if right else text + spaces
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> list[str]:
-    """Return rows of cells as a list of lines with aligned columns of a terminal.
+    """Return rows of cells as a list of lines with aligned columns.
 
-    The first `left` columns are aligned left, and the others right; None: all are aligned left.
+    A column is as wide as its widest cell in a terminal, where a Chinese character takes two columns.
+
+    Args:
+        rows: the rows, with equally many cells.
+        left: number of columns, from the first, that are aligned left; the others are aligned right. None: all columns
+            are aligned left.
     """
     widths = [max(map(columns_of, cells)) for cells in zip(*rows, strict=True)]
     lines = (

@@ -3,6 +3,7 @@
 Outlines, by which code is found without its IR, are tested too.
 """
 
+import gc
 import json
 import os
 import stat
@@ -318,10 +319,12 @@ def test_each_outline_identifies_one_ir_and_describes_all_functions_that_emit_it
             patch.setattr(compiler, "Outline", recorder.new_outline)
             patch.setattr(compiler, "_new_builder", recorder.new_builder)
             patch.setattr(compiler, "cache_key", recorder.cache_key)
+            gc.disable()  # or finalizers of other tests' objects would count as functions that emit code
             try:
                 maker()
             finally:
                 sys.setprofile(None)
+                gc.enable()
         key, ir_key = recorder.keys
         assert found.setdefault(key, ir_key) == ir_key
         outline, _ = recorder.outlines

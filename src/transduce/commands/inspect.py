@@ -338,7 +338,8 @@ def _show_text_page(options: argparse.Namespace, reader: "Reader") -> None:
 def _sentences(options: argparse.Namespace) -> list[str]:
     """Return a list of the sentences of an HTML page.
 
-    These are the sentences on the command line. If there are none, they are those that the run sampled for its dev set.
+    The sentences on the command line are returned. If there are none, the sentences that the run sampled for its dev
+    set are returned.
 
     Raises:
         TransduceError: no sentence is passed, and the run sampled none.
@@ -380,8 +381,9 @@ def _with_method(options: argparse.Namespace, reader: "Reader", found: _Inspecte
 def _show_inspections(options: argparse.Namespace, *inspections: "Inspection | TextInspection") -> None:
     """Print inspections, and write the first one as JSON to --json if set.
 
-    With --attribution, the printed tables show each inspection's first attribution instead of attention. If known, the
-    sum of the contributions and the change of the log-probability are compared below the table.
+    With --attribution, the printed tables and the field `words` in the JSON have each inspection's first attribution
+    instead of attention. A sentence below the table then compares the sum of the contributions with the change of the
+    log-probability, if both are known. With `--json -`, the JSON is printed instead of the tables.
     """
     from transduce.inspection.sentence_view import Inspection, draw_inspection
 

@@ -178,12 +178,16 @@ class Batch:
     weights: NDArray[np.float32] | None = field(default=None, kw_only=True)
     """The weight of each pair in the loss, (B,); None: 1."""
     is_stand_in: bool = field(default=False, kw_only=True)
-    """True if the only row belongs to another process, because this one has none; its loss counts nothing."""
+    """True if the process has no row of its own in this step, so that the only row belongs to another process.
+
+    The batch's loss then counts nothing.
+    """
 
     def as_stand_in(self) -> Self:
-        """Return a copy of the batch that is marked as a stand-in, without indices and target tokens.
+        """Return a copy of the batch that is marked as a stand-in, without indices and with 0 target tokens.
 
-        The ids and labels stay, so that the model and its loss compute the batch as any other.
+        A stand-in is the batch of a process that has no rows of its own in a training step. The ids and labels stay, so
+        that the model and its loss compute the batch as any other.
         """
         return replace(self, indices=self.indices[:0], target_tokens=0, is_stand_in=True)
 
@@ -202,7 +206,7 @@ class Batch:
     def with_rows(self, rows: Sequence[Sequence[Row | list[int]]], pad_ids: tuple[int, int]) -> Self:
         """Return a copy of the batch with other token ids: `rows` are B sources and B targets, without padding.
 
-        They are padded at the right with `pad_ids`, the padding ids of source and target.
+        The rows are padded at the right with `pad_ids`, the padding ids of source and target.
         """
         (source, source_tokens), (target, target_tokens) = map(pad_rows, rows, pad_ids)
         return replace(self, source=source, target=target, source_tokens=source_tokens, target_tokens=target_tokens)
@@ -322,7 +326,8 @@ class DividedBatch(Protocol):
     def as_stand_in(self) -> Self:
         """Return a copy of the batch that is marked as a stand-in.
 
-        The batch has a single row, which belongs to another process.
+        A stand-in is the batch of a process that has no rows of its own in a training step. The batch has a single row,
+        which belongs to another process.
         """
 
 

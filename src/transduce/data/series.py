@@ -107,7 +107,8 @@ class SeriesScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def _deviation(self, past: Numbers, limit: float) -> Numbers:
         """Return the standard deviation of each window's past, (B, 1, C), raised so that it is never close to zero.
 
-        It is √(w² + (`limit` · s)²), for the deviation w of the window's past and the deviation s of the whole series.
+        The result is √(w² + (`limit` · s)²), for the deviation w of the window's past and the deviation s of the whole
+        series.
         """
         bounded: Numbers = np.hypot(past.std(axis=1, keepdims=True), limit * np.array(self.deviations))
         return bounded
@@ -364,7 +365,8 @@ def find_learned(values: Numbers, learned: Sequence[LearnedPoints]) -> NDArray[n
     """Return a boolean array, (N,), True at points of a table, (N, C), that a model was trained on.
 
     A segment is recognized if most of its digests match the table. Digests of points beyond the ends of the table do
-    not count. At least two blocks of points that do not overlap must match, because one may be equal by chance.
+    not count. At least two blocks of points that do not overlap must match, because a single block may be equal by
+    chance.
     """
     starts: dict[str, list[int]] = {digest: [] for each in learned for digest in each.digests}
     for start in range(len(values) - _BLOCK + 1):
@@ -448,10 +450,16 @@ class SeriesBatch:
     indices: Indices
     """The indices of the windows, (B,); empty in a stand-in."""
     is_stand_in: bool = False
-    """True if the only window belongs to another process, because this one has none; its loss counts nothing."""
+    """True if the process has no window of its own in this step, so that the only window belongs to another process.
+
+    The batch's loss then counts nothing.
+    """
 
     def as_stand_in(self) -> "SeriesBatch":
-        """Return a copy of the batch that is marked as a stand-in, without indices."""
+        """Return a copy of the batch that is marked as a stand-in, without indices.
+
+        A stand-in is the batch of a process that has no windows of its own in a training step.
+        """
         return replace(self, indices=self.indices[:0], is_stand_in=True)
 
 

@@ -20,7 +20,10 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A verb in one of its meanings; Chinese 看 occurs twice, as to read and to watch."""
+    """A verb with one meaning and the nouns that it combines with.
+
+    A Chinese verb may have several entries: 看 has one as "read" and two as "watch", with different objects.
+    """
 
     source: str
     english: str
@@ -45,9 +48,10 @@ BASE, THIRD_PERSON, PAST, PARTICIPLE, GERUND = range(5)
 
 
 class Adjective(NamedTuple):
-    """An adjective with its English forms, and the Chinese nouns that it describes, separated by spaces.
+    """An adjective with its English forms.
 
-    If `nouns` is empty, it describes people.
+    `nouns` are the Chinese nouns that the adjective describes, separated by spaces. If `nouns` is empty, the adjective
+    describes people.
     """
 
     source: str

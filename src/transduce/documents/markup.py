@@ -310,7 +310,7 @@ def _paragraphs(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[
 def _divided_at_marks(tokens: list[Token], settings: MarkupSettings) -> Iterator[list[Token]]:
     """Divide a text at wordless tags between two sentences, and yield the tokens of each part as a list.
 
-    Examples of such tags are note numbers and images. Each of them is a list by itself, and so stays between the
+    Examples of such tags are note numbers and images. Each such tag is a list by itself, and so stays between the
     translated sentences.
     """
     fixed = OPENING_CODES | CLOSING_CODES | set(settings.non_splitting_tags)
@@ -590,12 +590,15 @@ def translate_markup(
     text_settings: TextSettings | None = None,
     before: Sequence[tuple[str, str]] | None = None,
 ) -> list[str]:
-    """Translate documents in HTML or XML; tags keep their nesting, and only text is translated.
+    """Translate documents in HTML or XML.
+
+    Text is translated, and so are the attributes that `settings` names. Tags keep their nesting.
 
     Args:
         translator: the model.
         documents: the documents, which may be malformed.
-        settings: how documents are divided into texts, and which elements stay unchanged; None: the defaults, for HTML.
+        settings: how documents are divided into texts, which attributes are translated, and which elements stay
+            unchanged; None: the defaults, for HTML.
         search: search settings; None: the translator's defaults.
         glossary: terms that must be translated as specified.
         text_settings: settings for the texts; None: the translator's defaults.

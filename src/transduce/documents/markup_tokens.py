@@ -413,7 +413,7 @@ def _element_tree(items: Sequence[_Item]) -> _ElementTree:
 def read_tokens(document: str, settings: MarkupSettings) -> list[Token]:
     """Return a document as a list of tokens: texts, inline tags, copied elements, and tags that end a text.
 
-    Their sources concatenate to the document, which may be malformed.
+    The tokens' sources concatenate to the document, which may be malformed.
     """
     return _MarkupReader(document, settings).tokens()
 
@@ -558,9 +558,8 @@ class _MarkupReader:
     def _is_in_other_language(self, start: int, stop: int) -> bool:
         """Return whether the element between two tags has text in another language, as its attribute `lang` says.
 
-        Pages are often labeled wrongly. So the text must not be clearly in a language other than the label's. Outside
-        of sentences, it must also be clearly in another language than the document. The label of a whole page never
-        counts.
+        Labels are often wrong. So the text must not clearly be in another language than the label's. Outside sentences,
+        the text must clearly be in another language than the document. `<html>` and `<body>` never count.
         """
         item, expected = self.items[start], self.settings.source_language
         language = _other_language(item.attributes, self.settings) if self._has_languages else None
@@ -592,10 +591,12 @@ class _MarkupReader:
         return _is_number_or_sign(text) and not _copies(item.name, item.attributes, self.settings)
 
     def _is_note(self, start: int, stop: int) -> bool:
-        """Return whether the inline element of HTML between two tags is the number or sign of a note.
+        """Return whether the HTML element between two tags is the mark of a note, such as a raised number.
 
-        A number in square brackets is one, and so is a mark with the role of a note or in a raised link. A link may
-        also be a number in round brackets. A link to a place in a page may be any number or sign directly after a word.
+        A number in square brackets is a mark. So is a link's number in round brackets. So is a number or sign that
+        links to a place in a page after a word (`is_after_word`). With a note's role or in a raised link, a number,
+        sign, letter, small Roman numeral or label such as [note 3] is a mark. The element must have inline tags only,
+        and at most `_MAX_NOTE` items inside.
         """
         if self.settings.kind != "html" or stop - start - 1 > _MAX_NOTE:
             return False
@@ -615,7 +616,7 @@ class _MarkupReader:
         return is_note_mark(text, is_link=bool(targets))
 
     def _is_reference(self, start: int, stop: int) -> bool:
-        """Return whether an HTML element, given by two indices, has the role of a note's mark or is a raised link."""
+        """Return whether an HTML element, from one index to another, has a note's role, or both `<a>` and `<sup>`."""
         elements = self.items[start : stop + 1]
         return {"a", "sup"} <= {item.name for item in elements} or any(
             _NOTE_ROLE.search(item.attributes) for item in elements
@@ -793,7 +794,7 @@ def code_kind(name: str, attributes: str, content: str = "") -> Literal["break",
 def reference_id(token: Token) -> str:
     """Return the id that an opening code of XLIFF (`bpt`, `bx`, `sc`) shares with its closing code (`ept`, `ex`, `ec`).
 
-    The id is the first of the attributes `rid`, `startRef` and `id` that the tag has; "" if it has none.
+    The id is the first of the attributes `rid`, `startRef` and `id` that the tag has; "" if there is none.
     """
     values = {name: token.source[start:end] for name, start, end in attribute_values(token.source)}
     return values.get("rid") or values.get("startRef") or values.get("id") or ""

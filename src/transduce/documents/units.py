@@ -495,12 +495,15 @@ _CODE_STYLE = re.compile(
 
 
 def is_code_style(name: str | None) -> bool:
-    """Return whether a style's name in an office document, such as `Source Text`, is one for code; False for None."""
+    """Return whether a style's name in an office document names a style for code, such as `Source Text`.
+
+    The result is False for None.
+    """
     return name is not None and _CODE_STYLE.search(name.replace("_20_", " ").replace("_", " ")) is not None
 
 
 def find_code_styles(styles: Iterable[tuple[str, str | None, str | None]]) -> frozenset[str]:
-    """Return a set of the identifiers of those of a document's styles that are for code.
+    """Return a set of the identifiers of a document's styles for code.
 
     Args:
         styles: the identifier of each style, its name, and the identifier of the style that it is based on, if any. A
@@ -531,9 +534,10 @@ _FORMULA_END = re.compile(rf"(?<!{_SPACED})(?<![\u0300-\u036f]){_FORMULA}\Z")
 
 
 def is_note_mark(text: str, *, is_link: bool) -> bool:
-    """Return whether a text is the mark of a note: a number in square brackets, or a link's number in round brackets.
+    """Return whether a text in brackets is the mark of a note.
 
-    Examples are `[1]` and `(2)`.
+    A number in square brackets is a mark, such as `[1]`. A number in round brackets, such as `(2)`, is a mark only if
+    the text is a link. The brackets may hold several numbers, such as `[1, 3]`.
     """
     return _SQUARE_NUMBER.fullmatch(text) is not None or (is_link and _ROUND_NUMBER.fullmatch(text) is not None)
 
@@ -541,7 +545,7 @@ def is_note_mark(text: str, *, is_link: bool) -> bool:
 def is_mark_a_word(before: str) -> bool:
     """Return whether a mark such as `[1]` stands for a word, as in "see [1]", judging by the text before it.
 
-    A mark that follows without a space, or after the end of a sentence, belongs to what is before it.
+    The result is False if the mark follows without a space or after the end of a sentence.
     """
     text = before.rstrip()
     return bool(text) and text != before and not _SENTENCE_MARK.search(text)

@@ -147,7 +147,7 @@ def _last_lines(before: Sequence[tuple[str, str]], lines: Sequence[str], count: 
     """Return at most `count` last lines of the document that `lines` end with, as context for the model.
 
     Each line is in a pair with its translation. An empty line ends a document. `before` holds the pairs of the lines
-    before `lines`. The pairs of `lines` themselves have an empty translation, because it is not known yet.
+    before `lines`. The pairs of `lines` themselves have an empty translation, because the translation is not known yet.
     """
     document = [*before, *((line, "") for line in lines)]
     starts = [number + 1 for number, (line, _) in enumerate(document) if not line.strip()]
@@ -468,9 +468,16 @@ class _Worker:
         self.numbers: deque[int] = deque()
 
     def send(self, number: int, portion: Portion) -> None:
-        """Send a portion (group of lines) to the worker process, and record its number until it is answered.
+        """Send a portion (group of lines) to the worker process.
 
-        If the process has ended, a `TransduceError` with the worker's error is raised, as by `receive`.
+        The portion's number is recorded until `receive` returns the portion.
+
+        Args:
+            number: a number that identifies the portion.
+            portion: the portion.
+
+        Raises:
+            TransduceError: the process has ended; the message is the worker's error, if it sent one.
         """
         self.numbers.append(number)
         try:
@@ -479,7 +486,10 @@ class _Worker:
             self.receive()  # raises the worker's error
 
     def receive(self) -> tuple[int, str]:
-        """Wait for the worker process; return the number and the output text of the oldest unanswered portion of lines.
+        """Wait for the worker process to answer the oldest portion of lines that it has not answered yet.
+
+        Returns:
+            The number that identifies the portion, as passed to `send`, and the portion's output text.
 
         Raises:
             TransduceError: the worker reports an error, or ended unexpectedly.

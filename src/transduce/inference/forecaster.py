@@ -82,7 +82,8 @@ class Forecaster:
             The forecast, with values (T, C).
 
         Raises:
-            TransduceError: the history is too short, has other columns or is not finite, or an option is out of range.
+            TransduceError: the history is too short, has other columns or is not finite; an option is out of range; the
+                model predicts no deviations to sample from; or the model is in training mode.
         """
         past = self._checked_windows(self._one_window(history), history)
         forecast = self.forecast_windows(
@@ -106,7 +107,7 @@ class Forecaster:
 
         Raises:
             TransduceError: there is no window; windows are too short, have other columns or are not finite; an option
-                is out of range; or the model predicts no deviations to sample from.
+                is out of range; the model predicts no deviations to sample from; or the model is in training mode.
         """
         past = self._checked_windows(past, past)
         steps, samples = as_integer(steps, "steps", minimum=1), as_integer(samples, "samples", minimum=0)
@@ -133,14 +134,22 @@ class Forecaster:
         horizon).
 
         Raises:
-            TransduceError: the history is too short, has other columns or is not finite.
+            TransduceError: the history is too short, has other columns or is not finite, or the model is in training
+                mode.
         """
         past = self._checked_windows(self._one_window(history), history)[:, -self.card.past :]
         inputs = self._inputs(past)
         return inputs, self.model.roll_out(inputs, self.card.horizon).means
 
     def _inputs(self, window: Numbers) -> Tensor:
-        """Return windows (B, S, C) as a tensor, normalized by the series' scale, in the model's type and device."""
+        """Return windows (B, S, C) as a normalized tensor, in the dtype and on the device of the model.
+
+        With normalization `window`, which is the default, each window is normalized by its own values. With `series`,
+        all windows are normalized by the series' means and deviations in the training part.
+
+        Raises:
+            TransduceError: the model is in training mode.
+        """
         check_evaluation_mode(self.model)
         weight = self.model.head.weight
         return torch.from_numpy(self.card.scale.of(window).apply(window)).to(device=weight.device, dtype=weight.dtype)

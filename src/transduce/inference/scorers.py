@@ -190,7 +190,10 @@ class DecoderOnlyScorer(Scorer):
         self.state.keep_sentences(rows)
 
     def _read_again(self) -> None:
-        """Encode the prompts and the generated tokens again, with a row of the decoding state for each text."""
+        """Encode the prompts and the generated tokens again, after the decoding state has no positions left.
+
+        Each text is cut to its last `max_context` // 2 tokens, but at least one. The new state has a row for each text.
+        """
         batch, width, _ = self._new_tokens.shape
         texts = self._read_texts
         if not self._row_per_text:
@@ -204,7 +207,8 @@ class DecoderOnlyScorer(Scorer):
     def _read(self) -> DecodingState:
         """Encode all texts, and return the decoding state.
 
-        If a text is longer than `max_context`, each text is first cut to its last `max_context` // 2 tokens.
+        If a text is longer than `max_context`, each text is first cut to its last `max_context` // 2 tokens, but at
+        least one.
         """
         if max(map(len, self._read_texts)) > self.max_context:
             self._read_texts = [text[-max(1, self.max_context // 2) :] for text in self._read_texts]

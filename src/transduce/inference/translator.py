@@ -264,9 +264,10 @@ class Translator:
     ) -> Translation | list[Translation]:
         """Translate one text, or a list of texts in order; each is translated sentence by sentence.
 
-        Any of `temperature`, `top_k`, `top_p` and `seed` samples translations instead of searching for the best one;
-        `n_best` is then the number of samples, and settings of the beam in `search` or in the model's folder have no
-        effect. The arguments win over other settings of `search` in the same way (`search.settings.override_search`).
+        With `temperature`, `top_k`, `top_p` or `seed`, translations are sampled instead of searched for. `n_best` is
+        then the number of samples, and settings of the beam in `search` or in the model's folder have no effect. With
+        `temperature` 0, search is greedy instead. The arguments override settings in `search`. A setting in `search`
+        that an argument contradicts or leaves without effect is changed (`search.settings.override_search`).
 
         Args:
             text: a text of any length, or a list of texts; an empty text gives an empty translation.
@@ -293,7 +294,9 @@ class Translator:
         leave other search settings without effect, or change them.
 
         Raises:
-            TransduceError: an option is out of range.
+            TransduceError: an option is out of range; `beam_size` or `length_penalty` is combined with an option of
+                sampling; `temperature` 0 is combined with `top_k`, `top_p` or `seed`; other options contradict each
+                other; or batch-invariant results are not possible.
         """
         options = {"beam_size": beam_size, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length}
         sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}

@@ -125,11 +125,15 @@ class LinkCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             table[word] = linked + bool(is_linked), total + 1
 
     def table(self, sources: Sequence[str], targets: Sequence[str]) -> Matrix:
-        """Return two matrices of counts for words, (2, target words + 1, source words + 1).
+        """Return two matrices of counts for the words of a sentence pair, (2, target words + 1, source words + 1).
 
-        The first matrix counts links, and the second counts occurrences. Entry (t, s) is about target word t and source
-        word s in the same sentence pair. The last column is about each target word alone, and the last row about each
-        source word alone. Words that were never counted have 0.
+        The first matrix counts links, and the second counts occurrences:
+
+        * Entry (t, s) counts how often target word t and source word s were linked, and how often they occurred in one
+          sentence pair.
+        * The last column counts the occurrences of each target word with any link, and all its occurrences.
+        * The last row counts the occurrences of each source word with any link, and all its occurrences.
+        * The last entry of the last row is 0, and so are the counts of words that were never counted.
         """
         pairs = [self.pairs.get(source, {}) for source in sources]
         rows = [[pair.get(word, _NEVER) for pair in pairs] + [self.targets.get(word, _NEVER)] for word in targets]

@@ -257,7 +257,11 @@ def _attention_points(reading: Reading) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
-    """Return a dict from stacks to lists: for each layer, the names of the hook points at its sub-layers' outputs."""
+    """Return the names of the hook points at the outputs of all sub-layers.
+
+    The result is a dict from the name of each stack to a list with an item for each layer. The item is a list of the
+    names of the hook points in the layer.
+    """
     points: dict[str, dict[str, list[str]]] = {}
     for point in hook_points(reading.model):
         stack, number, *rest = f"{point.name}.".split(".")
@@ -267,9 +271,9 @@ def _sublayer_points(reading: Reading) -> dict[str, list[list[str]]]:
 
 
 def residual_points(reading: Reading, stack: str) -> list[str]:
-    """Return a list of the hook points at a stack's residual stream: at the embedding, and after each layer.
+    """Return a list of the names of the hook points at a stack's residual stream, in order.
 
-    A recurrent model has no such point at the embedding.
+    The points are at the embedding and after each layer. A recurrent model has no such point at the embedding.
     """
     names = [point.name for point in hook_points(reading.model)]
     return [name for name in names if name.startswith(f"{stack}.") and name.endswith((".embedding", ".residual"))]

@@ -265,8 +265,8 @@ def _at_output(module: nn.Module, act: Edit) -> Callable[[], object]:
 def _at_heads(num_heads: int) -> _Register:
     """Return a function that registers an edit of the outputs of attention heads.
 
-    The edit is a function from the outputs, (B, Q, heads, width), to new outputs. They are taken from the input of the
-    output projection, which has all heads in one dimension.
+    The edit is a function from the outputs, (B, Q, heads, width), to new outputs. The outputs are found at the input of
+    the output projection, where all heads are joined in one dimension.
     """
 
     def register(module: nn.Module, act: Edit) -> Callable[[], object]:

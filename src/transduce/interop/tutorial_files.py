@@ -179,12 +179,12 @@ def _translator_config(
 
 
 def _with_unknown(found: ImportedModel, tokenizer: Tokenizer) -> ImportedModel:
-    """Return an imported translator with embeddings for symbols that were added to its word lists, such as `<unk>`.
+    """Return an imported model whose embeddings have rows for symbols added to its word lists, such as `<unk>`.
 
-    If no symbol was added, the model is returned itself.
+    If no symbol was added, the result is `found` itself.
 
     Args:
-        found: the configuration and weights.
+        found: the imported model's configuration and weights.
         tokenizer: the tokenizer of the word lists, to which the symbols were added.
 
     Raises:

@@ -72,8 +72,8 @@ class CachedAttention(MultiHeadAttention):
     def _choose_cache_dtype(self, projection: nn.Module, *, has_rotary: bool) -> None:
         """Set the cache dtype to float16 or float32.
 
-        It is float16 if `projection`, which computes keys and values, rounds more than float16 does and nothing changes
-        the keys afterwards. Rotary embeddings and norms do change the keys.
+        The dtype is float16 if `projection`, which computes keys and values, rounds more than float16 does and nothing
+        changes the keys afterwards. Rotary embeddings and norms do change the keys.
         """
         is_changed = has_rotary or isinstance(self, QueryKeyNormAttention)
         is_rounded = getattr(projection, "is_rounded", False) and not is_changed
@@ -402,7 +402,12 @@ class _RecordedWeights:
         return joined + [memory[positions] for memory, positions in self._gathered]
 
     def have_changed(self) -> bool:
-        """Return whether a module has another parameter under the same name, or a parameter has other numbers."""
+        """Return whether the parameters have changed since they were recorded.
+
+        A change is another parameter under the same name of a module, another address of a parameter's numbers, a
+        change in place that PyTorch counted, or a difference in the sample of numbers. A parameter that a module
+        received under a new name is not noticed.
+        """
         return any(
             holder.get(name) is not parameter or version_of(parameter) != version or parameter.data_ptr() != address
             for holder, name, parameter, version, address in self._parameters

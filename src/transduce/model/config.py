@@ -127,7 +127,14 @@ def _type_hints() -> dict[str, Any]:
 
 
 def _check_types(config: "ModelConfig") -> None:
-    """Refuse an unknown name, or a value of another type than its setting has, such as True for a number."""
+    """Refuse a value that its setting does not permit.
+
+    Where a setting has a list of names, its value must be one of these or the name of a registered component. The value
+    of another setting must have the setting's type, so that True is no number. An int is permitted for a float.
+
+    Raises:
+        TransduceError: a value is not permitted.
+    """
     for name, hint in _type_hints().items():
         value, permitted = getattr(config, name), get_args(hint) or (hint,)
         if get_origin(hint) is Literal:
@@ -597,7 +604,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def frozen_row(self) -> int | None:
-        """The row of the embeddings that stays zero and gets no gradient (the padding id's); None: all are trained."""
+        """The padding id, whose row of the embeddings stays zero and gets no gradient; None: all rows are trained."""
         return self.pad_id if self.zero_padding_row else None
 
     @property
@@ -621,7 +628,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def can_be_packed(self) -> bool:
         """True if a training batch may concatenate its sentences without padding.
 
-        It needs the paper's attention, without dropout of attention weights, and no BatchNorm.
+        Packing needs the paper's attention, without dropout of attention weights, and no BatchNorm.
         """
         return self.has_plain_attention and not self.attention_dropout and self.norm != "batch"
 

@@ -252,7 +252,7 @@ def graph_of(module: nn.Module) -> Graph:
 
 
 def refusal(table: "SupportTable", module: nn.Module) -> str | None:
-    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: it can.
+    """Return why a backend cannot compute a model or layer in its current state, as a clause; None: the backend can.
 
     `table` lists what the backend supports.
     """
@@ -305,7 +305,7 @@ class Description:
         self._namespaces, self._sizes = namespaces, list(map(len, namespaces))
 
     def refusal(self, table: "SupportTable") -> str | None:
-        """Return why a backend cannot compute the described module, as a clause; None: it can.
+        """Return why a backend cannot compute the described module, as a clause; None: the backend can.
 
         `table` lists what the backend supports. The answer is cached.
         """
@@ -475,12 +475,18 @@ class _Describer:
         return ModelGraph(layers, (*facts, *(fact for layer in layers.values() for fact in layer.facts)))
 
     def around(self, model: nn.Module, prefix: str, name: str) -> list[Fact]:
-        """Return a list of facts about the modules around a stack's layers: embedding, positions and final norm.
+        """Check the modules around a stack's layers, and return a list of facts about them.
+
+        The modules are the embedding, the positions and the final norm.
 
         Args:
             model: the model.
             prefix: the beginning of the attributes' names, such as "encoder_".
             name: the name of the embedding's attribute.
+
+        Raises:
+            UnknownError: a class or setting is unknown, a module does not agree with the configuration, or both the
+                embedding and the layers add positions.
         """
         config = self.config
         assert config is not None

@@ -354,10 +354,10 @@ class ConstrainedSelection(Selection):
         continuations: WordContinuations | None = None,
         starts: Sequence[int] = (),
     ) -> None:
-        """Create a selection for N sentences.
+        """Create a constrained selection for the beam search of N sentences.
 
         Args:
-            phrases: the phrases of each sentence.
+            phrases: the phrases that the translation of each sentence must contain; empty for a sentence without any.
             max_lengths: the maximum length of each sentence, including its context and the end symbol.
             beam_size: the number of hypotheses that are kept.
             eos_id: the end symbol.

@@ -385,9 +385,11 @@ def override_with_warnings(
 
 
 def without_idle_penalties(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict of stored search settings in which penalties that have no effect get their neutral values.
+    """Return a dict of stored search settings in which penalties and groups without effect get their neutral values.
 
-    Earlier versions stored such penalties, which are refused now.
+    Earlier versions stored such values, which are refused now. With sampling, the coverage penalty becomes 0 and the
+    number of diverse groups 1. With a beam of 1, the coverage penalty becomes 0. With one group, the diversity penalty
+    gets its default.
 
     Args:
         table: fields of `SearchSettings` by name, as a folder's file has them.

@@ -56,9 +56,12 @@ class Routes:
         """Canonical codes of all served languages, sorted."""
 
     def _add_code(self, own_code: str) -> str:
-        """Return the canonical code of a model's language.
+        """Return the canonical code of a model's language, which is the same for all spellings of the language.
 
-        Different spellings of one language get the same code. The first spelling is stored as the language's own code.
+        The spelling that is seen first is stored in `_own_codes` under the canonical code.
+
+        Args:
+            own_code: the code as the model spells it.
         """
         code = next((each for each in self._own_codes if is_same_language(each, own_code)), canonical(own_code))
         self._own_codes.setdefault(code, own_code)
@@ -271,7 +274,7 @@ def _letters_of(code: str) -> re.Pattern[str]:
 class Detector:
     """A detector of the language of a text among the served languages.
 
-    It uses statistical language profiles if the models have them, otherwise only the scripts of letters.
+    The detector uses statistical language profiles if the models have any, otherwise only the scripts of letters.
     """
 
     def __init__(self, codes: Sequence[str], profiles: LanguageProfiles | None = None) -> None:

@@ -45,15 +45,20 @@ def objects_file(folder: Path, name: str) -> Path:
 
 
 def write_pairs(data: DataSettings, folder: Path, *, overwrite: bool) -> DataSettings:
-    """Write the pairs of tables and of standard input to JSON lines; return data settings that name these files.
+    """Convert files of sentence pairs to JSON lines; return data settings that name the files to read.
+
+    Files that training can read line by line are not converted. Standard input is first stored in a file. If `data` has
+    no languages, those that the names of the columns stand for are set.
 
     Args:
-        data: names the files. Training text of a prepared corpus is not written again.
-        folder: the folder of the run or of the prepared corpus.
-        overwrite: True for a new run; a resumed run reads only its dev text, which is written already.
+        data: names the files. Training text of a prepared corpus is not converted again.
+        folder: the folder of the run or of the prepared corpus, which gets the files.
+        overwrite: True for a new run, in which converted files replace existing ones. False for a resumed run, in which
+            training files are not converted again, and existing dev files stay as they are.
 
     Raises:
-        TransduceError: a file cannot be read or has no such columns, or a table is combined with a target file.
+        TransduceError: a file cannot be read or has no such columns, standard input is empty or has no pairs, or a file
+            that holds both sides is combined with a target file.
     """
     languages = list[tuple[str, str]]()
     converted: dict[str, tuple[str, ...]] = {}
@@ -180,8 +185,8 @@ def store_standard_input(out: Path, format: Format) -> str:
 def write_objects(pairs: Any, data: DataSettings, out: Path, name: str) -> tuple[str, str] | None:
     """Write the pairs of Python objects to JSON lines, and return the languages in the columns' names.
 
-    The result is a pair of language codes. It is None if the names of the columns are no languages, or if `data` names
-    the columns.
+    The result is a pair of language codes. The result is None if the names of the columns are no languages, or if
+    `data` names the columns.
 
     Args:
         pairs: an iterable of pairs or mappings, or a table of pandas, Arrow or datasets.

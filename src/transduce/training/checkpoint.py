@@ -319,7 +319,8 @@ def tolerate_full_disk(say: Callable[[str], None], what: str) -> Iterator[None]:
 def _do_together(act: Callable[[], None], processes: Processes, *, alone: bool = False) -> None:
     """Run the function `act` in all processes, and wait until all are done; with `alone`, only the first runs it.
 
-    If it fails in one process, all processes raise an error, so that none waits for one that has left.
+    If the function fails in one process, all processes raise an error, so that no process waits for another that has
+    left.
 
     Raises:
         OSError: the function failed in this process or in another.
@@ -484,7 +485,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _verified_files(path: Path, kind: str | None = None) -> list[str]:
-    """Compare a checkpoint's files with the SHA-256 in its manifest; return a sorted list of the tensor files' names.
+    """Verify a checkpoint's files by the SHA-256 in its manifest, and return a sorted list of its tensor files' names.
 
     Args:
         path: the checkpoint's folder.
@@ -492,6 +493,8 @@ def _verified_files(path: Path, kind: str | None = None) -> list[str]:
 
     Raises:
         TransduceError: a file is not what was written.
+        OSError: the manifest or a file is missing or cannot be read.
+        msgspec.MsgspecError: the manifest is no JSON object of strings.
     """
     digests = msgspec.json.decode((path / "manifest.json").read_bytes(), type=dict[str, str])
     names = [name for name in digests if kind in (None, _kind(name))]
@@ -506,6 +509,9 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         TransduceError: a file of weights is not what was written.
+        OSError: the manifest or a file of weights is missing or cannot be read.
+        msgspec.MsgspecError: the manifest is no JSON object of strings.
+        SafetensorError: a file of weights is not in the format of safetensors.
     """
     names = _verified_files(path, "weights")
     if names == ["weights.safetensors"]:

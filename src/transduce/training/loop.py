@@ -610,8 +610,12 @@ class Trainer:
     def _decide_steps(self, step_seconds: float) -> None:
         """Set the number of steps of a run with a time budget.
 
-        The number comes from `time_plan` in the settings or, without a plan, from the run's clock. New decisions of the
-        clock are stored. `step_seconds` is the duration of the last step.
+        With `time_plan` in the settings, the number comes from that plan. Otherwise it comes from the run's clock,
+        which estimates how many steps fit into the time. A new decision of the clock is added to `self.plan`. Without a
+        plan and a clock, the number does not change.
+
+        Args:
+            step_seconds: the duration of the last step.
         """
         if self.settings.time_plan:
             self.plan.follow(self.step)

@@ -332,10 +332,15 @@ class _LossGradients:
             self.bias -= row_factors.sum() * (smoothing / len(weight))
 
     def of_parameters(self, weight: Tensor, options: _Options) -> list[Tensor | None]:
-        """Return a list of the gradients of weight and bias.
+        """Return a list of two gradients, of the weight and of the bias.
 
-        A gradient that was not requested is None. The gradient of the frozen row is zero. If a buffer collects a
-        gradient, it stays in the dtype in which it was summed; otherwise it gets the weight's dtype.
+        A gradient that was not requested is None. Each gradient is zero in the frozen row, `options.frozen_row`. A
+        gradient that is added to a buffer of `options.sums` later keeps the dtype in which it was summed. Any other
+        gradient is converted to the weight's dtype.
+
+        Args:
+            weight: the weight of the output projection, (V, D).
+            options: the frozen row and the buffers.
         """
         found: list[Tensor | None] = []
         for gradient, total in zip((self.weight, self.bias), options.sums, strict=True):

@@ -1,4 +1,8 @@
-"""The corpus doctor's checks of single lines: characters, repetitions, tokens, Chinese scripts and languages."""
+"""Find faulty lines for the corpus doctor.
+
+The checks concern characters, repeated lines, copies of the other side, overlaps with the test set, tokens, Chinese
+scripts and languages.
+"""
 
 import math
 import re

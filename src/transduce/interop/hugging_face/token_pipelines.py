@@ -1,9 +1,10 @@
-"""Split texts into tokens by the algorithms of imported tokenizers, with sentencepiece or the `tokenizers` package.
+"""Split texts into tokens by the algorithms of imported tokenizers.
 
-Each algorithm is a record that a model folder stores, and `build_splitter` makes an object that splits texts by it.
-`ByteLevelBpeRecord`, `WordPieceRecord` and `CharacterBpeRecord` list settings one by one, and become a tokenizer.json
-when a folder is opened. These records serve folders of earlier versions, and models that come with vocab.txt or
-merges.txt.
+The settings of an algorithm are a record that a model folder stores. The record's method `build_splitter` makes an
+object that splits texts. A `SentencePieceRecord` is run by sentencepiece, a `WordListRecord` by our own code, and all
+others by the `tokenizers` package. `ByteLevelBpeRecord`, `WordPieceRecord` and `CharacterBpeRecord` list settings one
+by one. When a folder is opened, such a list is converted in memory to the content of a tokenizer.json. These three
+records serve folders of earlier versions, and models that come with vocab.txt or merges.txt.
 """
 
 import base64
@@ -111,8 +112,8 @@ class TokenizerJson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     def without_tokens(self, texts: Collection[str]) -> "TokenizerJson":
         """Return a copy that never splits a text into some tokens, such as special tokens in the model's vocabulary.
 
-        A BPE is returned itself, because only its merges make tokens. The unknown token of a WordPiece or WordLevel
-        model stays. Ids stay the same.
+        For a BPE, the result is this object itself, because only merges make tokens. The unknown token of a WordPiece
+        or WordLevel model stays. Ids stay the same.
 
         Args:
             texts: the tokens.

@@ -59,10 +59,15 @@ class _State(NamedTuple):
 
 
 def build_recurrent_encoder(model: Recurrent) -> Graph:
-    """Build the ONNX `Graph` of a recurrent encoder, from source ids to what the decoder's graph needs.
+    """Build the ONNX `Graph` of a recurrent encoder, which computes the inputs of the decoder's graph from source ids.
 
-    The graph's outputs are the encoder's states if the decoder attends to them, the context vector if every step uses
-    it, and the decoder's initial state.
+    The graph has these outputs:
+
+    * If the decoder attends to the encoder's states: `memory_mask`, which is true where the source has no padding, and
+      `memory`, the states. If the attention projects the states by a linear layer, also `memory_key`, the projection.
+    * If every step of the decoder uses the context vector: `context`.
+    * The initial state of each decoder layer, whose names begin with `past_`. With input feeding, also
+      `past_attentional`, zeros for the previous attentional state.
     """
     graph, config = Graph("encoder"), model.config
     ids = graph.add_input("source_ids", np.int64, ("batch", "source"))

@@ -568,9 +568,11 @@ class PositionTables(NamedTuple):
     """The number of positions T that the tables cover."""
 
     def addresses(self) -> dict[str, int]:
-        """Return a dict from names of fields of `writer.StepArguments` to the tables' addresses and the bias stride.
+        """Return the addresses of the three tables, and the stride of the relative biases.
 
-        The address of the relative bias is that of distance 0. Addresses are valid while the tables live.
+        The result is a dict by names of fields of `writer.StepArguments`. `relative_bias` is the address of the first
+        head's bias at distance 0. `relative_bias_stride` is the number of elements from one head to the next. Addresses
+        are valid while the tables live.
         """
         bias = self.relative_bias
         return {

@@ -1,4 +1,4 @@
-"""Run training from text files to a model folder, which combines data, model, loss and metrics."""
+"""Run a training from text files to a model folder; data, model, loss and metrics are combined here."""
 
 import dataclasses
 import math

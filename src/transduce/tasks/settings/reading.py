@@ -79,9 +79,9 @@ class FileSettings(dict[str, Any]):
     def location_of(self, sentence: str) -> str | None:
         """Return the file, with the line if known, of the first setting that an error message names.
 
-        The result is a text such as "a.toml, line 3". It is None if the file sets none of the message's settings. The
-        line is missing if it is unknown, as for keys of inline tables, or if the name in the message fits several
-        settings.
+        The result is a text such as "a.toml, line 3". The result is None if the file sets none of the message's
+        settings. The line is missing if it is unknown, as for keys of inline tables, or if the name in the message fits
+        several settings.
         """
         for mentioned in _NAME.findall(sentence.partition(": ")[0]):  # after the colon, the message states the remedy
             matches = [setting for setting in self._lines if setting == mentioned or setting.endswith(f".{mentioned}")]
@@ -322,11 +322,12 @@ def _parse_value(text: str) -> Any:
 
 
 def make_settings(content: Mapping[str, Any]) -> Settings:
-    """Return the settings that nested tables describe, completed by those of the preset, after checking them.
+    """Check nested tables of settings, and return the settings that they describe, completed by those of the preset.
 
     Raises:
-        TransduceError: a key does not exist, and the message names a similar one; or a value has the wrong type or
-            range. For settings of a file, the message starts with file and line.
+        TransduceError: a key does not exist, or a value has the wrong type or range, is infinite or is NaN. For an
+            unknown key, the message names a similar one if there is one. For settings of a file, the message starts
+            with file and line.
     """
     try:
         current = with_current_settings(without_idle_defaults(content), warn=True)
@@ -356,10 +357,12 @@ def without_idle_defaults(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_settings(content: Mapping[str, Any]) -> Settings:
-    """Return the settings that nested tables describe, without those of a preset, after checking keys and types.
+    """Check nested tables of settings, and return the settings that they describe.
+
+    The settings of a preset are not added.
 
     Raises:
-        TransduceError: a key does not exist, or a value has the wrong type or range.
+        TransduceError: a key does not exist, or a value has the wrong type or range, is infinite or is NaN.
     """
     _refuse_unknown_keys(content, Settings, ())
     _refuse_infinite(content)

@@ -528,9 +528,13 @@ def amx_matches_vectors(tile: Tile) -> bool:
 
 @cache
 def _linear_kernel(tile: Tile) -> CompiledKernel:
-    """Return the compiled kernel `linear`, which quantizes rows and multiplies them by packed weights.
+    """Return the compiled kernel `linear`, which applies a linear layer with packed weights to float32 rows.
 
-    The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`.
+    The call is `linear(x, N, D, rounded, scales, weights, initial sums, weight scales, bias, P, out)`. The kernel
+    computes `out`, float32 (N, P), from x, float32 (N, D). P is the number of outputs, padded to whole blocks. The four
+    arrays from `weights` to `bias` are those of `CompiledLinear`. The rows are first converted to the tile's format,
+    and the kernel writes them to the scratch space `rounded`. The scales of integer rows are written to the scratch
+    space `scales`. A tile of format `floats` multiplies x itself.
     """
 
     def emit(k: KernelBuilder) -> None:

@@ -183,9 +183,14 @@ class _Inputs(NamedTuple):
     """Biases added to the scores of all sentences, float32, (heads, Q, Q padded to a multiple of `BIAS_KEYS`)."""
 
     def starts(self, inner: int, shared: int) -> tuple[int, int, int]:
-        """Return three addresses: of the first query, the first key and the first value of all attention heads.
+        """Return three addresses: that of all queries, that of all keys and that of all values.
 
-        `inner` is the number of columns of the queries, and `shared` the number of query heads for each key/value head.
+        Each is the address of the first head in the first row of the first sentence. The other heads follow in the same
+        row.
+
+        Args:
+            inner: the number of columns of the queries of all heads.
+            shared: the number of query heads for each key/value head.
         """
         size = inner * self.projected.element_size()
         start = self.projected.data_ptr()

@@ -354,8 +354,8 @@ _SUMS = 4  # accumulators of a sum of squares
 class OrthogonalizeArguments(NamedTuple):
     """Arguments of the kernel `orthogonalize`, which replaces matrices by nearly orthogonal ones (optimizer Muon).
 
-    A matrix x is left unchanged if ‖x xᵀ‖ or its inverse exceeds `max_square_norm`. Each field is an integer: an
-    address, a number, or the bits of a float32.
+    A matrix x is changed only if both ‖x xᵀ‖ (the Frobenius norm) and 1 / ‖x xᵀ‖ are below `max_square_norm`. Each
+    field is an integer: an address, a number, or the bits of a float32.
     """
 
     matrices: Any
@@ -376,7 +376,7 @@ class OrthogonalizeArguments(NamedTuple):
     A matrix x is divided by √‖x xᵀ‖, an upper bound of its spectral norm, times this number.
     """
     max_square_norm: Any
-    """The bits of a float32, the upper limit of ‖x xᵀ‖ and of its inverse; a matrix x outside is left unchanged."""
+    """The bits of a float32, the limit below which both ‖x xᵀ‖ and 1 / ‖x xᵀ‖ must be for a matrix x to be changed."""
     scale: Any
     """The bits of a float32 by which each orthogonalized matrix is multiplied."""
     by_gram_matrix: Any
@@ -443,8 +443,8 @@ class OrthogonalizeEmitter:
     def _orthogonalize(self, args: OrthogonalizeArguments, matrix: Value, scratch: Value, threads: list[Value]) -> None:
         """Emit the orthogonalization of matrix number `matrix` by Muon's polynomials, in place.
 
-        The matrix x is left unchanged if ‖x xᵀ‖ or its inverse exceeds `args.max_square_norm`. `args.done` gets 1 if
-        the matrix was changed, else 0.
+        The matrix x is changed only if both ‖x xᵀ‖ (the Frobenius norm) and 1 / ‖x xᵀ‖ are below
+        `args.max_square_norm`. The matrix's entry of `args.done` becomes 1 if the matrix is changed, else 0.
         """
         k = self.k
         address = k.load(k.element_pointer(k.pointer(args.matrices), matrix, I64), I64)
