@@ -317,9 +317,11 @@ def size_rows(sides: Sides, title: str, options: argparse.Namespace) -> Iterator
             return float(answer["cpu_seconds"] if options.cpu_time else 1.0 / answer["tokens_per_second"])
 
         if options.only != "equal":
-            yield speed_row(
-                f"training step {title}, {kernels}, seconds a token", sides, train, turns, scale=1e6, unit="µs"
-            )
+            if options.cpu_time:
+                yield speed_row(f"training run of {steps} steps {title}, {kernels}", sides, train, turns)
+            else:
+                row = f"training step {title}, {kernels}, seconds a token"
+                yield speed_row(row, sides, train, turns, scale=1e6, unit="µs")
     trained = sides[0].folder / "trained" / title
     sides[0].ask("train", out=str(trained), settings=size_settings(size, 60, "torch"), threads=threads)
     copy = sides[1].folder / "trained" / title
