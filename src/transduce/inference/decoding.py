@@ -331,12 +331,14 @@ def can_contain(
         vocabulary: the target vocabulary.
         max_positions: the maximum number of target tokens that the model supports.
     """
+    if _least_tokens(phrases) > MAX_TERM_TOKENS:
+        return False
     (tokens,), words = _first_tokens(search, vocabulary, [prefix]), word_continuations(vocabulary)
     try:
         _max_length(search, len(source_ids), tokens, phrases, max_positions, words)
     except TransduceError:
         return False
-    return _least_tokens(phrases) <= MAX_TERM_TOKENS
+    return True
 
 
 def _max_length(
